@@ -1,0 +1,134 @@
+"""Trains one or several policies: the main command.
+
+  python -m experiments.run --flagfile=experiments/flagfiles/quickstart.flags
+
+Started again in the same --workdir it continues from the last checkpoint.
+The folder then holds metrics.jsonl, rollouts.jsonl, timings.jsonl, plots,
+TensorBoard events, run.flags, and each policy as a Hugging Face directory.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+
+import jax
+from absl import flags
+
+from experiments import flags as flags_lib
+from experiments import models, plots, progress, tasks
+from mrl_jax import config as config_lib
+from mrl_jax.model import hf
+from mrl_jax.parallel import mesh as mesh_lib
+from mrl_jax.tasks import dataset, verify
+from mrl_jax.train import checkpoint, loop, metrics
+from mrl_jax.train import policy as policy_lib
+
+
+def main() -> int:
+  config = flags_lib.config()
+  workdir = pathlib.Path(config.workdir).expanduser().absolute()
+  config = models.located(dataclasses.replace(config, workdir=str(workdir)))
+  _claim(config, workdir)
+  if config.cpu_devices:
+    jax.config.update("jax_num_cpu_devices", config.cpu_devices)
+  mesh = _mesh(config)
+  task = tasks.load(config)
+  built = [_build(config, n, mesh) for n in range(len(config.policies))]
+  policies = [policy for policy, _ in built]
+  states = {policy.name: state for policy, state in built}
+  del built
+  order = dataset.Order(task, config.seed)
+  tasks.check_prompts(config, task, order, policies)
+  finished = False
+  with contextlib.ExitStack() as stack:
+    pool = stack.enter_context(tasks.pool(config, task))
+    display = stack.enter_context(_display(config, policies))
+    checkpoints = stack.enter_context(
+        checkpoint.Checkpoints(workdir / "checkpoints", config.keep)
+    )
+    states, finished = loop.run(
+        config,
+        policies,
+        states,
+        order,
+        pool,
+        lambda state: metrics.Log(workdir, state=state),
+        checkpoints,
+        loop.Hooks(display.phase, display.round, display.message),
+    )
+  _finish(config, workdir, policies, states, finished)
+  return 0
+
+
+def _claim(config: config_lib.Config, workdir: pathlib.Path) -> None:
+  """Writes the configuration, or compares it with the one that is there."""
+  path = workdir / "config.json"
+  if path.exists() and (workdir / "checkpoints").exists():
+    saved = config_lib.from_dict(json.loads(path.read_text()))
+    config_lib.check_resume(saved, config)
+  workdir.mkdir(parents=True, exist_ok=True)
+  part = path.with_suffix(".part")
+  part.write_text(json.dumps(config_lib.to_dict(config), indent=2) + "\n")
+  os.replace(part, path)
+  flags_lib.save(config, workdir / "run.flags")
+
+
+def _mesh(config: config_lib.Config) -> jax.sharding.Mesh:
+  try:
+    mesh = mesh_lib.make(*config.mesh)
+  except ValueError as error:
+    raise config_lib.ConfigError("mesh", config.mesh, str(error)) from None
+  spread = mesh.shape["data"] * mesh.shape["fsdp"]
+  rows = config.prompts // config.updates * config.samples
+  if rows // config.microbatches % spread:
+    raise config_lib.ConfigError(
+        "mesh",
+        config.mesh,
+        f"data x fsdp = {spread} must divide the "
+        f"{rows // config.microbatches} rows of a microbatch",
+    )
+  return mesh
+
+
+def _build(config, number, mesh):
+  try:
+    return policy_lib.build(config, number, mesh)
+  except (ValueError, OSError) as error:
+    if isinstance(error, config_lib.ConfigError):
+      raise
+    raise config_lib.ConfigError(
+        "policies", config.policies[number], str(error)
+    ) from None
+
+
+def _display(config, policies):
+  return progress.Progress(
+      config.rounds, [p.name for p in policies], mode=config.progress
+  )
+
+
+def _finish(config, workdir, policies, states, finished) -> None:
+  if finished and config.export:
+    for policy in policies:
+      target = workdir / "export" / policy.name
+      hf.save(
+          policy.model,
+          states[policy.name].params,
+          target,
+          source_directory=policy.directory,
+      )
+      print(f"{policy.name}: exported to {target}")
+  records = metrics.read(workdir / "metrics.jsonl")
+  if not records:
+    return
+  for path in plots.plot(workdir):
+    print(f"plot: {path}")
+  progress.table(progress.rows(records))
+
+
+if __name__ == "__main__":
+  flags_lib.define()
+  flags.mark_flag_as_required("workdir")
+  flags_lib.run(main)

@@ -1,0 +1,333 @@
+"""One flat, frozen, validated configuration of a run.
+
+Every field carries its help text and, where it is a name, the allowed
+names; the command line is generated from this. Nothing below `recipes.py`
+sees a `Config`: layers take arguments. A bad value is one `ConfigError`
+at start that names the field, the value and what is allowed.
+"""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+RECIPES = ("grpo", "dr_grpo")
+LOSSES = ("policy_gradient", "gspo", "cispo", "reinforce")
+REDUCTIONS = ("token_mean", "sequence_mean", "constant_mean")
+CORRECTIONS = (
+  "none",
+  "tis_token",
+  "tis_sequence",
+  "mis_token",
+  "mis_sequence",
+  "icepop",
+  "response_veto",
+  "opsm",
+  "m2po",
+)
+DENOMINATORS = ("original", "kept")
+KLS = ("k1", "k2", "k3")
+LR_SCHEDULES = ("constant", "linear", "cosine")
+DTYPES = ("float32", "bfloat16")
+REMATS = ("none", "full", "dots")
+FORMATS = ("auto", "chat", "raw")
+PROGRESS = ("auto", "live", "plain", "none")
+
+
+class ConfigError(ValueError):
+  """A field that cannot be used: its name, its value, what is allowed."""
+
+  def __init__(self, field: str, value: Any, allowed: str):
+    super().__init__(f"--{field}={_show(value)}: {allowed}")
+    self.field = field
+
+
+def _show(value: Any) -> str:
+  if isinstance(value, tuple):
+    return ",".join(map(str, value))
+  return str(value)
+
+
+def _field(default: Any, doc: str, names: tuple[str, ...] | None = None):
+  metadata = {"help": doc, "names": names}
+  return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """A run. A tuple field marked "per policy" takes one value or one each."""
+
+  workdir: str = _field("", "Folder of the run: checkpoints, logs, plots.")
+  seed: int = _field(0, "Seed of everything random in the run.")
+
+  policies: tuple[str, ...] = _field(
+    (), "Hugging Face directories (or hub ids), one per policy."
+  )
+  names: tuple[str, ...] = _field(
+    (), "Names of the policies in logs; default: the directories' names."
+  )
+  dtype: str = _field("float32", "Compute dtype of the model.", DTYPES)
+  remat: str = _field("none", "What the backward pass recomputes.", REMATS)
+
+  task: str = _field(
+    "chain_arithmetic",
+    "chain_arithmetic, reasoning_gym/NAME, or a .jsonl or .parquet file "
+    "with prompt and answer columns.",
+  )
+  task_args: str = _field("{}", "Arguments of the task, as a JSON object.")
+  verifier: str = _field(
+    "auto",
+    "auto (the task's own), exact, numeric, math, or module:function.",
+  )
+  verifier_workers: int = _field(2, "Processes that verify answers.")
+  verifier_deadline: float = _field(10.0, "Seconds until one is killed.")
+  prompt_format: str = _field(
+    "auto", "chat: through the chat template; raw: as it is.", FORMATS
+  )
+  system_prompt: str = _field("", "System message of chat prompts.")
+  prompt_limit: int = _field(256, "Most tokens of a rendered prompt.")
+  completion_limit: int = _field(128, "Most tokens of a completion.")
+
+  rounds: int = _field(100, "Rounds: generate, score, update.")
+  prompts: int = _field(32, "Prompts per round.")
+  samples: int = _field(8, "Completions per prompt (G).")
+  updates: int = _field(1, "Optimiser steps per round.")
+  microbatches: int = _field(1, "Gradient accumulation steps per update.")
+  rows: int = _field(0, "Most rows decoded at a time; 0: all at once.")
+  temperature: float = _field(1.0, "Sampling temperature.")
+  top_k: int = _field(0, "Sample from the k likeliest tokens; 0: all.")
+  top_p: float = _field(1.0, "Sample from the nucleus of this mass.")
+
+  recipe: tuple[str, ...] = _field(
+    ("grpo",), "Training recipe, per policy.", RECIPES
+  )
+  loss: tuple[str, ...] = _field(
+    ("policy_gradient",), "Token loss, per policy.", LOSSES
+  )
+  reduction: str = _field(
+    "token_mean", "How token losses become one number.", REDUCTIONS
+  )
+  clip_low: float = _field(0.2, "Ratios are clipped from 1 - clip_low ...")
+  clip_high: float = _field(0.28, "... to 1 + clip_high.")
+  dual_clip: float = _field(
+    0.0, "Bound on the loss of negative rows, as a ratio; 0: off."
+  )
+  correction: str = _field(
+    "none",
+    "Rollout correction of the trainer's log-probs at stage start against "
+    "the sampler's.",
+    CORRECTIONS,
+  )
+  correction_low: float = _field(
+    0.5, "Least ratio kept by mis_* and icepop; delta of opsm."
+  )
+  correction_high: float = _field(
+    2.0, "Cap of tis_*; greatest ratio kept by mis_* and icepop."
+  )
+  correction_denominator: str = _field(
+    "original",
+    "Whether dropped tokens still count in the mean.",
+    DENOMINATORS,
+  )
+  kl_coefficient: float = _field(
+    0.0, "Weight of the KL to the initial policy; 0: no reference."
+  )
+  kl: str = _field("k3", "Estimator of that KL.", KLS)
+  entropy_coefficient: float = _field(0.0, "Weight of the entropy bonus.")
+  rescore: bool = _field(
+    False,
+    "Replace the sampler's log-probs by the trainer's at stage start.",
+  )
+
+  lr: tuple[float, ...] = _field((1e-6,), "Peak learning rate, per policy.")
+  lr_schedule: str = _field("constant", "After the warm-up.", LR_SCHEDULES)
+  lr_warmup: int = _field(0, "Updates of linear warm-up.")
+  b1: float = _field(0.9, "Adam's first decay rate.")
+  b2: float = _field(0.999, "Adam's second decay rate.")
+  weight_decay: float = _field(0.0, "AdamW weight decay.")
+  clip_norm: float = _field(1.0, "Clip the gradient to this norm; 0: off.")
+
+  mesh: tuple[int, ...] = _field(
+    (-1, 1, 1), "Devices along data,fsdp,tensor; -1: all that remain."
+  )
+  cpu_devices: int = _field(0, "Emulate this many CPU devices; 0: off.")
+
+  save_every: int = _field(10, "Rounds between checkpoints; 0: at the end.")
+  keep: int = _field(2, "Checkpoints kept.")
+  save_rollouts: bool = _field(True, "Write every rollout as JSON.")
+  export: bool = _field(True, "Write Hugging Face directories at the end.")
+  progress: str = _field("auto", "Progress display.", PROGRESS)
+
+  def __post_init__(self):
+    _check_names(self)
+    _check_numbers(self)
+    _check_policies(self)
+    _check_division(self)
+    try:
+      self.task_arguments()
+    except ValueError as error:
+      raise ConfigError("task_args", self.task_args, str(error)) from None
+
+  def task_arguments(self) -> dict[str, Any]:
+    """The task's arguments as a dict."""
+    value = json.loads(self.task_args)
+    if not isinstance(value, dict):
+      raise ValueError("must be a JSON object")
+    return value
+
+  def policy_names(self) -> tuple[str, ...]:
+    """One unique name per policy."""
+    if self.names:
+      return self.names
+    return tuple(pathlib.PurePath(path).name for path in self.policies)
+
+  def of(self, field: str, policy: int) -> Any:
+    """The value of a per-policy field for one policy."""
+    values = getattr(self, field)
+    return values[policy if len(values) > 1 else 0]
+
+
+# Fields that may change when a run is continued.
+RESUMABLE = frozenset(
+  {
+    "workdir",
+    "rounds",
+    "mesh",
+    "cpu_devices",
+    "save_every",
+    "keep",
+    "save_rollouts",
+    "export",
+    "progress",
+    "verifier_workers",
+  }
+)
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+  """The fields as JSON values."""
+  return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def from_dict(values: dict[str, Any]) -> Config:
+  """The inverse of `to_dict`; an unknown field is an error."""
+  known = {f.name for f in dataclasses.fields(Config)}
+  for name, value in values.items():
+    if name not in known:
+      raise ConfigError(name, value, "is not a field of this version")
+  lists = {k: tuple(v) for k, v in values.items() if isinstance(v, list)}
+  return Config(**{**values, **lists})
+
+
+def check_resume(saved: Config, given: Config) -> None:
+  """Refuses to continue a run under a configuration that differs."""
+  for field in dataclasses.fields(Config):
+    old, new = getattr(saved, field.name), getattr(given, field.name)
+    if old != new and field.name not in RESUMABLE:
+      raise ConfigError(
+        field.name,
+        new,
+        f"the run in --workdir was started with {_show(old)}; use that, "
+        "or another --workdir",
+      )
+
+
+def _check_names(config: Config) -> None:
+  for field in dataclasses.fields(Config):
+    names = field.metadata["names"]
+    if names is None:
+      continue
+    value = getattr(config, field.name)
+    for item in value if isinstance(value, tuple) else (value,):
+      if item not in names:
+        raise ConfigError(field.name, value, f"allowed: {', '.join(names)}")
+
+
+_LEAST = {
+  "prompt_limit": 1,
+  "completion_limit": 1,
+  "rounds": 1,
+  "prompts": 1,
+  "samples": 2,
+  "updates": 1,
+  "microbatches": 1,
+  "rows": 0,
+  "top_k": 0,
+  "clip_low": 0.0,
+  "clip_high": 0.0,
+  "correction_low": 0.0,
+  "correction_high": 0.0,
+  "kl_coefficient": 0.0,
+  "lr_warmup": 0,
+  "weight_decay": 0.0,
+  "clip_norm": 0.0,
+  "cpu_devices": 0,
+  "save_every": 0,
+  "keep": 1,
+  "verifier_workers": 1,
+}
+
+
+def _check_numbers(config: Config) -> None:
+  for name, least in _LEAST.items():
+    value = getattr(config, name)
+    if not value >= least:
+      why = " (a group's baseline needs company)" if name == "samples" else ""
+      raise ConfigError(name, value, f"must be at least {least}{why}")
+  for name in ("temperature", "verifier_deadline"):
+    if not getattr(config, name) > 0:
+      raise ConfigError(name, getattr(config, name), "must be above 0")
+  if not 0 < config.top_p <= 1:
+    raise ConfigError("top_p", config.top_p, "must be in (0, 1]")
+  if config.clip_low > 1:
+    raise ConfigError("clip_low", config.clip_low, "must be in [0, 1]")
+  if config.dual_clip and config.dual_clip <= 1:
+    raise ConfigError("dual_clip", config.dual_clip, "must be 0 or above 1")
+  for name in ("b1", "b2"):
+    if not 0 <= getattr(config, name) < 1:
+      raise ConfigError(name, getattr(config, name), "must be in [0, 1)")
+  if any(not rate >= 0 for rate in config.lr):
+    raise ConfigError("lr", config.lr, "must be at least 0")
+  mesh = config.mesh
+  bad = len(mesh) != 3 or mesh.count(-1) > 1
+  if bad or any(size < 1 and size != -1 for size in mesh):
+    raise ConfigError(
+      "mesh", mesh, "must be data,fsdp,tensor, at most one of them -1"
+    )
+
+
+def _check_policies(config: Config) -> None:
+  count = len(config.policies)
+  if not config.workdir:
+    raise ConfigError("workdir", "", "name the folder of the run")
+  if not count:
+    raise ConfigError("policies", "", "name at least one model directory")
+  if config.names and len(config.names) != count:
+    raise ConfigError("names", config.names, f"must be {count} names")
+  names = config.policy_names()
+  if len(set(names)) != count or not all(names):
+    raise ConfigError("names", names, "must be unique; give them explicitly")
+  for name in ("recipe", "loss", "lr"):
+    value = getattr(config, name)
+    if len(value) not in (1, count):
+      raise ConfigError(name, value, f"must be 1 value or {count}, one each")
+
+
+def _check_division(config: Config) -> None:
+  if config.prompts % config.updates:
+    raise ConfigError(
+      "updates",
+      config.updates,
+      f"must divide --prompts={config.prompts}: a group is never split",
+    )
+  rows = config.prompts // config.updates * config.samples
+  if rows % config.microbatches:
+    raise ConfigError(
+      "microbatches",
+      config.microbatches,
+      f"must divide the {rows} rows of an update (prompts / updates * samples)",
+    )
+  if 0 < config.rows < config.samples:
+    raise ConfigError(
+      "rows", config.rows, f"must be 0 or at least --samples={config.samples}"
+    )

@@ -1,0 +1,77 @@
+"""Checkpoints of a whole run: every policy's state, and the host's.
+
+One checkpoint per saved round holds *everything* the rest of the run
+depends on: parameters, optimiser states and counters on the device side,
+and on the host side the next round (from which data position and sampling
+keys derive), the length of each log file, and whatever memories the recipes
+keep. Orbax writes in the background and renames at the end, so a run killed
+while saving continues from the checkpoint before.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import orbax.checkpoint as ocp
+from etils import epath
+
+from mrl_jax.train import state as state_lib
+
+
+class Checkpoints:
+  """The checkpoints below one folder; a context manager."""
+
+  def __init__(self, directory: epath.PathLike, keep: int = 2):
+    options = ocp.CheckpointManagerOptions(
+      max_to_keep=keep, enable_async_checkpointing=True
+    )
+    self._manager = ocp.CheckpointManager(
+      epath.Path(directory).absolute(), options=options
+    )
+
+  def __enter__(self) -> "Checkpoints":
+    return self
+
+  def __exit__(self, *unused) -> None:
+    self.close()
+
+  def latest(self) -> int | None:
+    """The last complete checkpoint's round, or None."""
+    return self._manager.latest_step()
+
+  def save(
+    self,
+    round_: int,
+    states: Mapping[str, state_lib.TrainState],
+    host: Mapping[str, Any],
+  ) -> None:
+    """Starts writing; `host` must hold JSON values."""
+    items = {
+      name: ocp.args.StandardSave(state._asdict())
+      for name, state in states.items()
+    }
+    items["host"] = ocp.args.JsonSave(dict(host))
+    self._manager.save(round_, args=ocp.args.Composite(**items))
+
+  def restore(
+    self, round_: int, targets: Mapping[str, state_lib.TrainState]
+  ) -> tuple[dict[str, state_lib.TrainState], dict[str, Any]]:
+    """Reads states straight onto the shardings of `targets`.
+
+    Args:
+      round_: one that was saved.
+      targets: per policy, shapes and shardings (see `state.abstract`); the
+        mesh may differ from the one that saved.
+    """
+    items = {
+      name: ocp.args.StandardRestore(target._asdict())
+      for name, target in targets.items()
+    }
+    items["host"] = ocp.args.JsonRestore()
+    found = self._manager.restore(round_, args=ocp.args.Composite(**items))
+    states = {name: state_lib.TrainState(**found[name]) for name in targets}
+    return states, found["host"]
+
+  def close(self) -> None:
+    """Waits for what is being written."""
+    self._manager.wait_until_finished()
+    self._manager.close()

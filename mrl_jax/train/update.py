@@ -1,0 +1,162 @@
+"""One optimiser step: prepare the rows, add up microbatches, apply.
+
+The recipe's transforms turn the mask into a loss measure over the *whole*
+update batch, inside the same jitted step; after that the objective is a
+plain weighted sum, so microbatch gradients add exactly, whatever their
+number and the device count. A step whose loss or gradient is not finite is
+skipped and counted: one bad row costs one update, never the run.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Bool
+
+from mrl_jax import diagnostics, losses
+from mrl_jax.kernels import logprobs
+from mrl_jax.model import transformer
+from mrl_jax.parallel import sharding
+from mrl_jax.train import state as state_lib
+from mrl_jax.types import Batch, BatchTransform, Distribution, Scores, TokenLoss
+
+Update = Callable[
+  [state_lib.TrainState, Batch], tuple[state_lib.TrainState, Any]
+]
+
+
+def scorer(
+  model: transformer.Model,
+  allowed: Bool[np.ndarray, "V"],
+  distribution: Distribution,
+) -> Callable[[Any, Batch], Scores]:
+  """`score(params, batch)`: log-probs and entropies of the batch's tokens."""
+  mask = jnp.asarray(allowed)
+
+  def score(params, batch: Batch) -> Scores:
+    hidden = model.hidden(
+      params, batch.context, batch.context_lengths, batch.tokens
+    )
+    unembedding = model.unembedding(params)
+    return logprobs.score(hidden, unembedding, batch.tokens, mask, distribution)
+
+  return score
+
+
+def split(batch: Batch, count: int) -> Batch:
+  """Leaves [B, ...] -> [count, B / count, ...].
+
+  Row i goes to microbatch i % count, so each microbatch stays spread over
+  the same devices and no row moves.
+  """
+
+  def leaf(x: Array) -> Array:
+    x = x.reshape(x.shape[0] // count, count, *x.shape[1:])
+    return jnp.swapaxes(x, 0, 1)
+
+  return jax.tree.map(leaf, batch)
+
+
+def merge(batch: Any) -> Any:
+  """The inverse of `split`, for any tree of [count, B / count, ...]."""
+  return jax.tree.map(
+    lambda x: jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:]), batch
+  )
+
+
+def make_score(
+  model: transformer.Model,
+  mesh: jax.sharding.Mesh,
+  *,
+  allowed: Bool[np.ndarray, "V"],
+  distribution: Distribution,
+  microbatches: int = 1,
+) -> Callable[[Any, Batch], Scores]:
+  """Jitted `score`, microbatch by microbatch, without a gradient."""
+  score = scorer(model, allowed, distribution)
+
+  def run(params, batch: Batch) -> Scores:
+    rows = split(batch, microbatches)
+    return merge(jax.lax.map(lambda b: score(params, b), rows))
+
+  return jax.jit(run, out_shardings=sharding.batch(mesh))
+
+
+def make(
+  model: transformer.Model,
+  optimizer: optax.GradientTransformation,
+  prepare: BatchTransform,
+  loss: TokenLoss,
+  shardings: state_lib.TrainState,
+  mesh: jax.sharding.Mesh,
+  *,
+  allowed: Bool[np.ndarray, "V"],
+  distribution: Distribution,
+  microbatches: int = 1,
+) -> Update:
+  """Builds the jitted `update(state, batch) -> (state, sums)`.
+
+  `sums` is a dict: "loss", "grad_norm", "step", "skipped", and "tokens",
+  the diagnostics' sums (see `diagnostics.summarize`).
+  """
+  score = scorer(model, allowed, distribution)
+  objective = losses.objective(loss)
+
+  def part(params, rows: Batch):
+    scores = score(params, rows)
+    return objective(scores, rows), diagnostics.measure(scores, rows)
+
+  def gradient(params, batch: Batch):
+    one = jax.value_and_grad(part, has_aux=True)
+    if microbatches == 1:
+      (value, sums), grads = one(params, batch)
+      return value, sums, grads
+    rows = split(batch, microbatches)
+    first = jax.tree.map(lambda x: x[0], rows)
+    shapes = jax.eval_shape(one, params, first)
+    (_, empty), _ = shapes
+    zero = jax.tree.map(jnp.zeros_like, params)
+    carry = (jnp.zeros(()), diagnostics.zeros(empty), zero)
+
+    def body(carry, rows):
+      value, sums, grads = carry
+      (v, s), g = one(params, rows)
+      grads = jax.tree.map(jnp.add, grads, g)
+      return (value + v, diagnostics.merge(sums, s), grads), None
+
+    return jax.lax.scan(body, carry, rows)[0]
+
+  def update(state, batch: Batch):
+    batch = prepare(batch)
+    value, sums, grads = gradient(state.params, batch)
+    norm = optax.global_norm(grads)
+    fine = jnp.isfinite(norm) & jnp.isfinite(value)
+    changes, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, changes)
+    params, opt_state = jax.tree.map(
+      lambda new, old: jnp.where(fine, new, old),
+      (params, opt_state),
+      (state.params, state.opt_state),
+    )
+    one = fine.astype(jnp.int32)
+    new = state_lib.TrainState(
+      params, opt_state, state.step + one, state.skipped + 1 - one
+    )
+    report = {
+      "loss": value,
+      "grad_norm": norm,
+      "weights": batch.weights.sum(),
+      "tokens": sums,
+    }
+    return new, report
+
+  everywhere = sharding.replicated(mesh)
+  return jax.jit(
+    update,
+    donate_argnums=0,
+    in_shardings=(shardings, sharding.batch(mesh)),
+    out_shardings=(shardings, everywhere),
+  )

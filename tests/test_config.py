@@ -1,0 +1,112 @@
+"""Configurations: every mistake is one clear error."""
+
+import dataclasses
+import itertools
+import json
+
+import pytest
+
+from mrl_jax import config as config_lib
+
+GOOD = {"workdir": "w", "policies": ("a/left", "b/right")}
+
+
+def make(**changes):
+  return config_lib.Config(**{**GOOD, **changes})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "part"),
+    [
+        ("loss", ("grop",), "allowed: policy_gradient, gspo, cispo"),
+        ("reduction", "token-mean", "allowed: token_mean"),
+        ("kl", "K3", "allowed: k1, k2, k3"),
+        ("recipe", ("grpo", "gpro"), "allowed: grpo"),
+        ("correction", "TIS", "allowed: none, tis_token"),
+        ("samples", 1, "at least 2"),
+        ("microbatches", 7, "must divide the 256 rows"),
+        ("updates", 5, "must divide --prompts=32"),
+        ("rows", 4, "at least --samples=8"),
+        ("temperature", 0.0, "above 0"),
+        ("temperature", float("nan"), "above 0"),
+        ("top_p", 0.0, "in (0, 1]"),
+        ("clip_low", 1.5, "in [0, 1]"),
+        ("dual_clip", 0.5, "above 1"),
+        ("lr", (1.0, 2.0, 3.0), "1 value or 2"),
+        ("lr", (-1.0,), "at least 0"),
+        ("lr", (float("nan"),), "at least 0"),
+        ("mesh", (1, 1), "data,fsdp,tensor"),
+        ("mesh", (-1, -1, 1), "at most one"),
+        ("mesh", (0, 1, 1), "data,fsdp,tensor"),
+        ("names", ("x",), "must be 2 names"),
+        ("names", ("x", "x"), "unique"),
+        ("policies", (), "at least one"),
+        ("policies", ("a/same", "b/same"), "unique"),
+        ("workdir", "", "name the folder"),
+        ("task_args", "[1]", "JSON object"),
+        ("task_args", "{", "task_args"),
+        ("b1", 1.0, "in [0, 1)"),
+        ("rounds", 0, "at least 1"),
+    ],
+)
+def test_a_bad_value_names_field_value_and_what_is_allowed(field, value, part):
+  with pytest.raises(config_lib.ConfigError) as caught:
+    make(**{field: value})
+  message = str(caught.value)
+  assert part in message
+  assert "\n" not in message
+  assert f"--{caught.value.field}=" in message
+
+
+def test_a_good_configuration_survives_json():
+  config = make(lr=(1e-3, 2e-4), mesh=(2, 2, 2), task_args='{"n": 3}')
+  text = json.dumps(config_lib.to_dict(config))
+  assert config_lib.from_dict(json.loads(text)) == config
+
+
+def test_an_unknown_saved_field_is_refused():
+  with pytest.raises(config_lib.ConfigError, match="--spam"):
+    config_lib.from_dict({**GOOD, "spam": 1})
+
+
+def test_per_policy_values():
+  config = make(lr=(1e-3, 2e-4))
+  assert [config.of("lr", i) for i in range(2)] == [1e-3, 2e-4]
+  assert [config.of("loss", i) for i in range(2)] == ["policy_gradient"] * 2
+  assert config.policy_names() == ("left", "right")
+
+
+def test_resume_refuses_another_run_but_allows_more_rounds():
+  saved = make(seed=1)
+  config_lib.check_resume(saved, make(seed=1, rounds=500))
+  with pytest.raises(config_lib.ConfigError, match="--seed=2.*started with 1"):
+    config_lib.check_resume(saved, make(seed=2))
+
+
+def test_every_field_is_documented():
+  for field in dataclasses.fields(config_lib.Config):
+    assert field.metadata["help"], field.name
+
+
+def test_resumable_fields_exist():
+  names = {field.name for field in dataclasses.fields(config_lib.Config)}
+  assert names >= config_lib.RESUMABLE
+
+
+def test_every_listed_name_is_accepted():
+  for field in dataclasses.fields(config_lib.Config):
+    for name in field.metadata["names"] or ():
+      value = (name,) if isinstance(field.default, tuple) else name
+      assert make(**{field.name: value})
+
+
+def test_division_is_exact_for_all_small_shapes():
+  sizes = (1, 2, 3, 4)
+  for prompts, updates, micro in itertools.product(sizes, sizes, sizes):
+    fits = prompts % updates == 0 and (prompts // updates * 2) % micro == 0
+    values = {"prompts": prompts, "updates": updates, "microbatches": micro}
+    if fits:
+      assert make(samples=2, **values)
+    else:
+      with pytest.raises(config_lib.ConfigError):
+        make(samples=2, **values)
