@@ -1,0 +1,1 @@
+"""Commands, studies and assets built on mrl_jax."""

@@ -1,0 +1,279 @@
+"""Learning curves of a run as one PNG, drawn from `metrics.jsonl` alone.
+
+    python -m experiments.plots WORKDIR [WORKDIR ...] [--out=FILE]
+
+One small panel per quantity that was measured and one colour per policy; a
+smooth line lies over the faint raw values. Several working directories are
+laid over each other in one figure.
+"""
+
+import argparse
+import os
+import pathlib
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import matplotlib
+import matplotlib.axes
+import matplotlib.figure
+import matplotlib.ticker
+import numpy as np
+
+from mrl_jax.train import metrics
+
+# Told apart by all common kinds of colour blindness: Okabe and Ito, 2008,
+# https://jfly.uni-koeln.de/color/, darkest on white first.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)))
+INK, FAINT = "#333333", "#8A8A8A"
+
+
+class Panel(NamedTuple):
+  """What one panel shows."""
+
+  title: str
+  unit: str  # of the vertical axis
+  keys: str  # pattern of the metrics drawn, one kind of dash for each
+  limits: tuple[float | None, float | None] = (None, None)
+
+
+PANELS = (
+  Panel("Reward", "mean per completion", r"reward"),
+  Panel("Solved", "share of prompts", r"pass@\d+", (0, 1)),
+  Panel("Completion length", "tokens", r"length", (0, None)),
+  Panel("Entropy", "nats per token", r"entropy", (0, None)),
+  Panel("KL to the sampling policy", "nats per token (k3)", r"kl"),
+  Panel("KL to the reference", "nats per token (k3)", r"ref_kl"),
+  Panel("Clipped", "share of tokens", r"clip_(low|high)", (0, None)),
+  Panel("Effective sample size", "share of tokens", r"ess", (None, 1)),
+  Panel("Largest log-ratio", "nats", r"log_ratio_max", (0, None)),
+  Panel("Gradient norm", "L2, before clipping", r"grad_norm", (0, None)),
+  Panel("Loss", "objective", r"loss"),
+  Panel("Groups without signal", "share of groups", r"degenerate", (0, 1)),
+  Panel("Truncated", "share of completions", r"truncated", (0, 1)),
+  Panel("Unscored", "completions per round", r"unscored", (0, None)),
+  Panel("Skipped updates", "since the start", r"skipped", (0, None)),
+)
+# Panels that say something only when they are not 0 throughout.
+WHEN_NOT_ZERO = ("unscored", "skipped", "truncated")
+
+
+class Curve(NamedTuple):
+  """One policy of one run: its rounds, and a column of values per metric."""
+
+  label: str
+  rounds: np.ndarray
+  values: dict[str, np.ndarray]  # NaN where a round has none
+
+
+def curves(workdirs: Sequence[str | os.PathLike[str]]) -> list[Curve]:
+  """Reads every policy's metrics from every working directory."""
+  result = []
+  for workdir in map(pathlib.Path, workdirs):
+    path = workdir / "metrics.jsonl"
+    if not path.exists():
+      raise ValueError(f"{path}: no such file; is {workdir} a workdir?")
+    records = metrics.read(path)
+    for policy in dict.fromkeys(record["policy"] for record in records):
+      mine = [r for r in records if r["policy"] == policy]
+      label = policy if len(workdirs) == 1 else f"{workdir.name} {policy}"
+      rounds = np.asarray([r["round"] for r in mine])
+      keys = dict.fromkeys(key for record in mine for key in record)
+      result.append(Curve(label, rounds, _columns(mine, keys)))
+  return result
+
+
+def smooth(values: np.ndarray) -> np.ndarray:
+  """A running mean with Gaussian weights; gaps (NaN) take no part."""
+  width = len(values) / 40  # standard deviation, in rounds
+  reach = int(np.ceil(3 * width))
+  kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
+  known = np.isfinite(values)
+  total = np.convolve(np.where(known, values, 0.0), kernel)
+  weight = np.convolve(known.astype(float), kernel)
+  inside = slice(reach, reach + len(values))
+  total, weight = total[inside], weight[inside]
+  return np.where(known, total / np.where(known, weight, 1.0), np.nan)
+
+
+def panels(data: Sequence[Curve]) -> list[tuple[Panel, list[str]]]:
+  """The panels there is something to show in, with their metrics.
+
+  Metrics of one source of rows, as in "peer/clip_low", get their own panels.
+  """
+  present = {
+    key
+    for curve in data
+    for key, column in curve.values.items()
+    if np.isfinite(column).any()
+    and (key not in WHEN_NOT_ZERO or np.nanmax(np.abs(column)) > 0)
+  }
+  prefixes = sorted({key.rpartition("/")[0] for key in present})
+  result = []
+  for prefix in prefixes:
+    for panel in PANELS:
+      pattern = re.compile(re.escape(f"{prefix}/" if prefix else ""))
+      keys = [
+        key
+        for key in present
+        if re.fullmatch(pattern.pattern + panel.keys, key)
+      ]
+      if keys:
+        title = f"{panel.title}, {prefix} rows" if prefix else panel.title
+        result.append((panel._replace(title=title), sorted(keys, key=_order)))
+  return result
+
+
+def plot(
+  workdir: str | os.PathLike[str],
+  *more: str | os.PathLike[str],
+  out: str | os.PathLike[str] | None = None,
+) -> list[pathlib.Path]:
+  """Draws the runs; returns the files written, none if there is no data.
+
+  Args:
+    workdir: The run's directory, with a `metrics.jsonl`.
+    *more: Runs to lay over it.
+    out: The PNG's path; `plots.png` in the first directory unless given.
+  """
+  data = curves([workdir, *more])
+  shown = panels(data)
+  if not shown:
+    return []
+  columns = min(3, len(shown))
+  rows = -(-len(shown) // columns)
+  size = (4.2 * columns, 2.7 * rows + 0.7)
+  with matplotlib.rc_context({"font.size": 9, "text.color": INK}):
+    figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, (panel, keys) in zip(grid, shown, strict=False):
+      _draw(axes, panel, keys, data)
+    for i, axes in enumerate(grid):
+      if i >= len(shown):
+        axes.set_visible(False)
+      elif i + columns >= len(shown):
+        axes.set_xlabel("round", color=INK)
+    handles = [
+      matplotlib.lines.Line2D([], [], color=color, linewidth=3, label=c.label)
+      for c, color in zip(data, _colors(), strict=False)
+    ]
+    figure.get_layout_engine().set(hspace=0.08, wspace=0.04)
+    figure.legend(
+      handles=handles,
+      loc="outside upper left",
+      ncols=min(len(handles), 2 * columns),
+      frameon=False,
+      fontsize=11,
+    )
+    path = pathlib.Path(workdir) / "plots.png" if out is None else out
+    figure.savefig(path, dpi=150, facecolor="white")
+  return [pathlib.Path(path)]
+
+
+def _columns(
+  records: Sequence[dict], keys: Sequence[str]
+) -> dict[str, np.ndarray]:
+  columns = {}
+  for key in keys:
+    values = [record.get(key) for record in records]
+    numbers = [v if isinstance(v, int | float) else None for v in values]
+    columns[key] = np.asarray(numbers, dtype=float)
+  return columns
+
+
+def _colors() -> Iterator[str]:
+  while True:
+    yield from COLORS
+
+
+def _order(key: str) -> tuple[str, int]:
+  """Sorts pass@2 before pass@16, and low before high."""
+  name, _, number = key.partition("@")
+  return (name.replace("clip_low", "clip_a"), int(number or 0))
+
+
+def _draw(
+  axes: matplotlib.axes.Axes,
+  panel: Panel,
+  keys: Sequence[str],
+  data: Sequence[Curve],
+) -> None:
+  for curve, color in zip(data, _colors(), strict=False):
+    for key, dash in zip(keys, DASHES * len(keys), strict=False):
+      if key in curve.values:
+        _line(axes, curve.rounds, curve.values[key], color, dash)
+  axes.set_title(panel.title, loc="left", fontsize=11, color=INK)
+  axes.set_ylabel(panel.unit, color=INK)
+  axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
+  axes.set_axisbelow(True)
+  axes.spines[["top", "right", "left"]].set_visible(False)
+  axes.spines["bottom"].set_color("#B0B0B0")
+  axes.tick_params(length=0, colors="#555555")
+  axes.xaxis.set_major_locator(
+    matplotlib.ticker.MaxNLocator(nbins=6, integer=True)
+  )
+  axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=5))
+  _limits(axes, panel.limits)
+  if len(keys) > 1:
+    handles = [
+      matplotlib.lines.Line2D(
+        [], [], color=FAINT, linestyle=dash, label=key.rpartition("/")[2]
+      )
+      for key, dash in zip(keys, DASHES * len(keys), strict=False)
+    ]
+    axes.legend(handles=handles, frameon=False, fontsize=8, labelcolor=INK)
+
+
+def _line(
+  axes: matplotlib.axes.Axes,
+  rounds: np.ndarray,
+  values: np.ndarray,
+  color: str,
+  dash: str | tuple,
+) -> None:
+  if len(rounds) == 1:  # a line through one point cannot be seen
+    axes.plot(rounds, values, "o", color=color, markersize=5)
+    return
+  axes.plot(rounds, values, color=color, alpha=0.22, linewidth=0.9)
+  axes.plot(rounds, smooth(values), color=color, linewidth=1.8, linestyle=dash)
+
+
+def _limits(
+  axes: matplotlib.axes.Axes, limits: tuple[float | None, float | None]
+) -> None:
+  """Applies limits with room for a line that lies on them."""
+  low, high = limits
+  if low is not None:
+    axes.set_ylim(bottom=low)
+  if high is not None:
+    axes.set_ylim(top=high)
+  bottom, top = axes.get_ylim()
+  margin = 0.03 * (top - bottom)
+  axes.set_ylim(
+    bottom - (margin if low is not None else 0.0),
+    top + (margin if high is not None else 0.0),
+  )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+  parser = argparse.ArgumentParser(
+    prog="python -m experiments.plots",
+    description="Draws the learning curves of runs as one PNG.",
+    allow_abbrev=False,
+  )
+  parser.add_argument("workdir", nargs="+")
+  parser.add_argument("--out", help="default: plots.png in the first workdir")
+  options = parser.parse_args(arguments)
+  try:
+    paths = plot(*options.workdir, out=options.out)
+  except ValueError as error:
+    parser.error(str(error))
+  if not paths:
+    parser.error(f"no metrics yet in {', '.join(options.workdir)}")
+  for path in paths:
+    print(path)
+
+
+if __name__ == "__main__":
+  main()

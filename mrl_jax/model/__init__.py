@@ -1,0 +1,1 @@
+"""The decoder, seen from outside as pure functions over parameters."""

@@ -1,0 +1,1 @@
+"""Meshes, and where arrays lie on them."""

@@ -1,0 +1,1 @@
+"""Drawing completions from a policy."""

@@ -1,0 +1,1 @@
+"""Batch to batch: what each token is worth."""
