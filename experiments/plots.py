@@ -70,14 +70,17 @@ class Curve(NamedTuple):
 def curves(workdirs: Sequence[str | os.PathLike[str]]) -> list[Curve]:
   """Reads every policy's metrics from every working directory."""
   result = []
-  for workdir in map(pathlib.Path, workdirs):
+  paths = [pathlib.Path(workdir) for workdir in workdirs]
+  unique = len({path.name for path in paths}) == len(paths)
+  for workdir in paths:
     path = workdir / "metrics.jsonl"
     if not path.exists():
       raise ValueError(f"{path}: no such file; is {workdir} a workdir?")
     records = metrics.read(path)
     for policy in dict.fromkeys(record["policy"] for record in records):
       mine = [r for r in records if r["policy"] == policy]
-      label = policy if len(workdirs) == 1 else f"{workdir.name} {policy}"
+      run = workdir.name if unique else str(workdir)
+      label = policy if len(paths) == 1 else f"{run} {policy}"
       rounds = np.asarray([r["round"] for r in mine])
       keys = dict.fromkeys(key for record in mine for key in record)
       result.append(Curve(label, rounds, _columns(mine, keys)))
@@ -113,12 +116,8 @@ def panels(data: Sequence[Curve]) -> list[tuple[Panel, list[str]]]:
   result = []
   for prefix in prefixes:
     for panel in PANELS:
-      pattern = re.compile(re.escape(f"{prefix}/" if prefix else ""))
-      keys = [
-        key
-        for key in present
-        if re.fullmatch(pattern.pattern + panel.keys, key)
-      ]
+      pattern = re.escape(f"{prefix}/" if prefix else "") + panel.keys
+      keys = [key for key in present if re.fullmatch(pattern, key)]
       if keys:
         title = f"{panel.title}, {prefix} rows" if prefix else panel.title
         result.append((panel._replace(title=title), sorted(keys, key=_order)))
@@ -146,7 +145,8 @@ def plot(
   size = (4.2 * columns, 2.7 * rows + 0.7)
   with matplotlib.rc_context({"font.size": 9, "text.color": INK}):
     figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    grid = figure.subplots(rows, columns, sharex=True, squeeze=False)
+    grid = grid.ravel()
     for axes, (panel, keys) in zip(grid, shown, strict=False):
       _draw(axes, panel, keys, data)
     for i, axes in enumerate(grid):
@@ -154,6 +154,7 @@ def plot(
         axes.set_visible(False)
       elif i + columns >= len(shown):
         axes.set_xlabel("round", color=INK)
+      axes.tick_params(labelbottom=True)
     handles = [
       matplotlib.lines.Line2D([], [], color=color, linewidth=3, label=c.label)
       for c, color in zip(data, _colors(), strict=False)
@@ -213,7 +214,12 @@ def _draw(
   axes.xaxis.set_major_locator(
     matplotlib.ticker.MaxNLocator(nbins=6, integer=True)
   )
-  axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=5))
+  axes.yaxis.set_major_locator(
+    matplotlib.ticker.MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10])
+  )
+  axes.ticklabel_format(
+    axis="y", scilimits=(-2, 5), useMathText=True, useOffset=False
+  )
   _limits(axes, panel.limits)
   if len(keys) > 1:
     handles = [

@@ -206,24 +206,34 @@ class Row(NamedTuple):
   unscored: float | None  # completions, over the whole run
 
 
-def summary(workdir: str | os.PathLike[str], window: int = 10) -> list[Row]:
-  """Reads the final table off a working directory.
+def summary(workdir: str | os.PathLike[str]) -> list[Row]:
+  """Reads the final table off a working directory."""
+  workdir = pathlib.Path(workdir)
+  timings = workdir / "timings.jsonl"
+  return rows(
+    metrics.read(workdir / "metrics.jsonl"),
+    metrics.read(timings) if timings.exists() else (),
+  )
+
+
+def rows(
+  records: Sequence[Mapping[str, Any]],
+  times: Sequence[Mapping[str, Any]] = (),
+  window: int = 10,
+) -> list[Row]:
+  """The final table from the records of `metrics.jsonl` and `timings.jsonl`.
 
   First and last are means over `window` rounds, less when a run is so short
   that they would overlap.
   """
-  workdir = pathlib.Path(workdir)
-  records = metrics.read(workdir / "metrics.jsonl")
-  timings = workdir / "timings.jsonl"
-  times = metrics.read(timings) if timings.exists() else []
-  rows = []
+  result = []
   for policy in dict.fromkeys(record["policy"] for record in records):
     mine = [r for r in records if r["policy"] == policy]
     speed = [r for r in times if r["policy"] == policy]
     size = max(1, min(window, len(mine) // 2))
     last = mine[-size:]
     unscored = [r["unscored"] for r in mine if r.get("unscored") is not None]
-    rows.append(
+    result.append(
       Row(
         policy=policy,
         rounds=len(mine),
@@ -236,7 +246,7 @@ def summary(workdir: str | os.PathLike[str], window: int = 10) -> list[Row]:
         unscored=sum(unscored) if unscored else None,
       )
     )
-  return rows
+  return result
 
 
 def table(rows: Sequence[Row], file: TextIO | None = None) -> None:

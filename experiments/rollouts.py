@@ -106,11 +106,11 @@ def _nothing(wanted: Mapping[str, Any], seen: Mapping[str, set]) -> str:
     return "holds no rollouts yet."
   parts = []
   for key, value in wanted.items():
-    there = sorted(seen[key], key=str)
     if key == "round":
-      parts.append(f"{key} {value} (there are {there[0]} to {there[-1]})")
+      first, last = min(seen[key]), max(seen[key])
+      parts.append(f"{key} {value} (there are {first} to {last})")
     else:
-      names = ", ".join(str(item) for item in there)
+      names = ", ".join(sorted(map(str, seen[key])))
       parts.append(f"{key} {value!r} (there are {names})")
   return f"no rollout has {' and '.join(parts)}."
 
