@@ -7,14 +7,11 @@ run are saved in its folder as `run.flags`, which reproduces it.
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from absl import app, flags
 
 from mrl_jax import config as config_lib
-
-_NOT_ALLOWED = "allowed: {}"
-
 
 def define(fields: Sequence[str] | None = None) -> None:
   """Defines a flag for each named field of `Config`; None is all."""
@@ -41,15 +38,27 @@ def _define(field: dataclasses.Field) -> None:
     flags.DEFINE_list(field.name, [str(item) for item in default], text)
 
 
-def config() -> config_lib.Config:
-  """The validated configuration of the parsed flags."""
+def config(
+    fields: Iterable[str] | None = None,
+    base: config_lib.Config | None = None,
+) -> config_lib.Config:
+  """The validated configuration of the parsed flags.
+
+  Args:
+    fields: those to take from the flags; None is all.
+    base: where the others come from.
+  """
   values = {}
   for field in dataclasses.fields(config_lib.Config):
+    if fields is not None and field.name not in fields:
+      continue
     value = flags.FLAGS[field.name].value
     if isinstance(field.default, tuple):
       value = _items(field, value)
     values[field.name] = value
-  return config_lib.Config(**values)
+  if base is None:
+    return config_lib.Config(**values)
+  return dataclasses.replace(base, **values)
 
 
 def _items(field: dataclasses.Field, value: Sequence[str]) -> tuple:

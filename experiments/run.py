@@ -114,10 +114,10 @@ def _finish(config, workdir, policies, states, finished) -> None:
     for policy in policies:
       target = workdir / "export" / policy.name
       hf.save(
-          policy.model,
+          policy.actor.model,
           states[policy.name].params,
           target,
-          source_directory=policy.directory,
+          source_directory=policy.actor.directory,
       )
       print(f"{policy.name}: exported to {target}")
   records = metrics.read(workdir / "metrics.jsonl")
@@ -125,7 +125,7 @@ def _finish(config, workdir, policies, states, finished) -> None:
     return
   for path in plots.plot(workdir):
     print(f"plot: {path}")
-  progress.table(progress.rows(records))
+  progress.table(progress.summary(workdir))
 
 
 if __name__ == "__main__":

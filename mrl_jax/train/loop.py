@@ -100,7 +100,7 @@ def _round(config, policies, states, order, pool, log, hooks, cursor):
     hooks.phase(policy.name, "generate")
     with _Clock() as clock:
       rows = policy_lib.sample(
-        policy,
+        policy.actor,
         states[policy.name].params,
         problems,
         contexts[policy.name],
@@ -146,7 +146,7 @@ def take(
     problem = order.at(position)
     position += 1
     ids = {
-      p.name: policy_lib.render(p, problem.prompt, config) for p in policies
+      p.name: policy_lib.render(p.actor, problem.prompt, config) for p in policies
     }
     if any(len(i) > config.prompt_limit for i in ids.values()):
       dropped += 1

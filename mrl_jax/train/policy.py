@@ -26,42 +26,49 @@ from mrl_jax.train import update as update_lib
 from mrl_jax.types import Batch, Distribution, Scores
 
 
-class Policy(NamedTuple):
-  """What stays fixed about a policy during a run."""
+class Actor(NamedTuple):
+  """A model that can be sampled from: all that evaluation needs."""
 
   name: str
   directory: str
   model: transformer.Model
   tokenizer: tokenizer_lib.Tokenizer
+  allowed: np.ndarray  # [V] bool, ids that may be sampled
+  distribution: Distribution
+  generate: engine.Generate
+
+
+class Policy(NamedTuple):
+  """What stays fixed about a policy during a run."""
+
+  name: str
+  actor: Actor
   recipe: recipes.Recipe
   mesh: jax.sharding.Mesh
   shardings: state_lib.TrainState
-  generate: engine.Generate
   score: Callable[[Any, Batch], Scores]
   update: update_lib.Update
   reference: Any  # parameters of the initial policy, or None
 
 
-def build(
-  config: config_lib.Config, number: int, mesh: jax.sharding.Mesh
-) -> tuple[Policy, state_lib.TrainState]:
-  """Loads policy `number` of the run and compiles nothing yet."""
+def load_actor(
+  config: config_lib.Config,
+  number: int,
+  mesh: jax.sharding.Mesh,
+  samples: int,
+) -> tuple[Actor, Any]:
+  """Reads policy `number` of the run, with its parameters on the mesh."""
   directory = config.policies[number]
-  name = config.policy_names()[number]
   tokenizer = tokenizer_lib.load(directory)
   model, params = hf.load(
     directory, mesh, compute_dtype=config.dtype, remat=config.remat
   )
   allowed = tokenizer.allowed(model.spec.vocab)
   distribution = Distribution(config.temperature, config.top_k, config.top_p)
-  optimizer = make_optimizer(config, number)
-  shardings = state_lib.of(optimizer, params, mesh)
-  recipe = recipes.from_config(config, number)
-  reference = jax.tree.map(jnp.copy, params) if config.kl_coefficient else None
   generate = engine.make(
     model,
     mesh,
-    samples=config.samples,
+    samples=samples,
     limit=config.completion_limit,
     stop_ids=tokenizer.eos_ids,
     allowed=allowed,
@@ -69,36 +76,42 @@ def build(
     seed=config.seed,
     rows=config.rows,
   )
+  name = config.policy_names()[number]
+  actor = Actor(
+    name, directory, model, tokenizer, allowed, distribution, generate
+  )
+  return actor, params
+
+
+def build(
+  config: config_lib.Config, number: int, mesh: jax.sharding.Mesh
+) -> tuple[Policy, state_lib.TrainState]:
+  """Loads policy `number` of the run and its training functions."""
+  actor, params = load_actor(config, number, mesh, config.samples)
+  optimizer = make_optimizer(config, number)
+  shardings = state_lib.of(optimizer, params, mesh)
+  recipe = recipes.from_config(config, number)
+  reference = jax.tree.map(jnp.copy, params) if config.kl_coefficient else None
   score = update_lib.make_score(
-    model,
+    actor.model,
     mesh,
-    allowed=allowed,
-    distribution=distribution,
+    allowed=actor.allowed,
+    distribution=actor.distribution,
     microbatches=config.microbatches,
   )
   update = update_lib.make(
-    model,
+    actor.model,
     optimizer,
     recipe.prepare,
     recipe.loss,
     shardings,
     mesh,
-    allowed=allowed,
-    distribution=distribution,
+    allowed=actor.allowed,
+    distribution=actor.distribution,
     microbatches=config.microbatches,
   )
   policy = Policy(
-    name=name,
-    directory=directory,
-    model=model,
-    tokenizer=tokenizer,
-    recipe=recipe,
-    mesh=mesh,
-    shardings=shardings,
-    generate=generate,
-    score=score,
-    update=update,
-    reference=reference,
+    actor.name, actor, recipe, mesh, shardings, score, update, reference
   )
   return policy, state_lib.init(optimizer, params, mesh)
 
@@ -120,11 +133,11 @@ def make_optimizer(
 
 
 def render(
-  policy: Policy, prompt: str, config: config_lib.Config
+  actor: Actor, prompt: str, config: config_lib.Config
 ) -> tuple[int, ...]:
-  """The prompt's ids in the policy's own tokenizer and template."""
+  """The prompt's ids in the actor's own tokenizer and template."""
   ids = prompts_lib.render(
-    policy.tokenizer,
+    actor.tokenizer,
     prompt,
     system=config.system_prompt or None,
     format=config.prompt_format,
@@ -133,7 +146,7 @@ def render(
 
 
 def sample(
-  policy: Policy,
+  actor: Actor,
   params: Any,
   problems: Sequence[dataset.Problem],
   contexts: Sequence[tuple[int, ...]],
@@ -142,11 +155,11 @@ def sample(
 ) -> list[records.Rollout]:
   """G unscored rollouts per problem, in order."""
   ids = [
-    engine.words(policy.name, round_, problem.id, number)
+    engine.words(actor.name, round_, problem.id, number)
     for problem in problems
     for number in range(samples)
   ]
-  out = policy.generate(params, contexts, np.asarray(ids, np.uint32))
+  out = actor.generate(params, contexts, np.asarray(ids, np.uint32))
   rows = []
   for index in range(len(problems) * samples):
     problem, length = problems[index // samples], int(out.lengths[index])
@@ -161,7 +174,7 @@ def sample(
         logprobs=out.logprobs[index, :length],
         entropies=out.entropies[index, :length],
         finished=bool(out.finished[index]),
-        text=policy.tokenizer.decode(tokens.tolist()),
+        text=actor.tokenizer.decode(tokens.tolist()),
         answer=problem.answer,
         reward=float("nan"),
         outcome="",

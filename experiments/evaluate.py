@@ -1,0 +1,225 @@
+"""Scores policies on a task: pass@k, avg@k and maj@k, with intervals.
+
+  python -m experiments.evaluate --policies=DIR --task=chain_arithmetic
+  python -m experiments.evaluate --run=WORKDIR [--round=N]
+
+The first form takes Hugging Face directories; the second the checkpoints of
+a run, with its task unless another is named. Estimates are unbiased in n
+samples per problem and the intervals are bootstraps over problems. Chain
+arithmetic is scored on its held-out split.
+"""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import rich.console
+import rich.table
+from absl import flags
+
+from experiments import flags as flags_lib
+from experiments import models, tasks
+from mrl_jax import config as config_lib
+from mrl_jax import measure, records
+from mrl_jax.parallel import mesh as mesh_lib
+from mrl_jax.tasks import dataset, extract, verify
+from mrl_jax.train import checkpoint, loop
+from mrl_jax.train import policy as policy_lib
+from mrl_jax.train import state as state_lib
+
+FIELDS = (
+    *("policies", "names", "dtype", "seed", "mesh", "cpu_devices", "rows"),
+    *("task", "task_args", "verifier", "verifier_workers"),
+    *("verifier_deadline", "prompt_format", "system_prompt", "prompt_limit"),
+    *("completion_limit", "temperature", "top_k", "top_p"),
+)
+_ROUND = -1  # of the sampling keys: no training round has this number
+
+
+def score(
+    actor: policy_lib.Actor,
+    params: Any,
+    problems: Sequence[dataset.Problem],
+    pool: verify.Pool,
+    config: config_lib.Config,
+    samples: int,
+) -> list[records.Rollout]:
+  """`samples` verified rollouts for each problem."""
+  contexts = [
+      policy_lib.render(actor, problem.prompt, config) for problem in problems
+  ]
+  rows = policy_lib.sample(
+      actor, params, problems, contexts, 2**32 + _ROUND, samples
+  )
+  return loop.judge(pool, rows, problems, samples)
+
+
+def report(
+    rows: Sequence[records.Rollout], samples: int, ks: Sequence[int]
+) -> dict[str, Any]:
+  """Estimates and 95% intervals; a problem no row of which counts is out."""
+  groups = [
+      [row for row in rows[i : i + samples] if np.isfinite(row.reward)]
+      for i in range(0, len(rows), samples)
+  ]
+  whole = [group for group in groups if len(group) == samples]
+  out: dict[str, Any] = {
+      "problems": len(whole),
+      "problems_left_out": len(groups) - len(whole),
+      "samples": samples,
+      "length": float(np.mean([len(row.tokens) for row in rows])),
+      "truncated": float(np.mean([not row.finished for row in rows])),
+      "outcomes": {
+          outcome.value: sum(row.outcome == outcome.value for row in rows)
+          for outcome in verify.Outcome
+      },
+  }
+  for k in ks if whole else ():
+    out[f"pass@{k}"] = _interval(
+        [measure.pass_at_k(samples, sum(map(_right, g)), k) for g in whole]
+    )
+    out[f"maj@{k}"] = _interval(
+        [measure.maj_at_k(*_answers(group), k) for group in whole]
+    )
+  if whole:
+    out[f"avg@{samples}"] = _interval(
+        [measure.avg_at_k([r.reward for r in g], samples) for g in whole]
+    )
+  return out
+
+
+def _right(row: records.Rollout) -> bool:
+  return row.outcome == verify.Outcome.correct.value
+
+
+def _answers(group: Sequence[records.Rollout]):
+  """What each row voted for, and whether that is right.
+
+  The verdict is part of the vote's key: two texts that read alike here but
+  were judged differently are two answers.
+  """
+  flags_ = [_right(row) for row in group]
+  texts = [extract.marked(row.text) or row.text.strip() for row in group]
+  votes = [
+      (text, right) if text else None
+      for text, right in zip(texts, flags_, strict=True)
+  ]
+  return votes, flags_
+
+
+def _interval(values: Sequence[float]) -> dict[str, float]:
+  low, high = measure.bootstrap(values)
+  return {"mean": float(np.mean(values)), "low": low, "high": high}
+
+
+def table(results: dict[str, dict[str, Any]]) -> None:
+  """Prints one line per policy."""
+  first = next(iter(results.values()))
+  names = [name for name in first if "@" in name]
+  grid = rich.table.Table(box=rich.box.ASCII2)
+  for name in ("policy", "problems", *names, "length"):
+    grid.add_column(name, justify="right" if name != "policy" else "left")
+  for policy, result in results.items():
+    cells = [
+        "{mean:.3f} [{low:.3f}, {high:.3f}]".format(**result[name])
+        for name in names
+        if name in result
+    ]
+    length = f"{result['length']:.1f}"
+    grid.add_row(policy, str(result["problems"]), *cells, length)
+  rich.console.Console(width=max(80, 24 * (len(names) + 2))).print(grid)
+
+
+def main() -> int:
+  values = flags.FLAGS
+  config = _config(values)
+  ks = _ks(values.k, values.n)
+  if config.cpu_devices:
+    jax.config.update("jax_num_cpu_devices", config.cpu_devices)
+  mesh = mesh_lib.make(*config.mesh)
+  task = tasks.load(config)
+  count = values.problems
+  if task.size is not None:
+    count = min(count, task.size)
+  problems = [task.problem(index) for index in range(count)]
+  results = {}
+  with tasks.pool(config, task) as pool:
+    for actor, params in _actors(config, values, mesh):
+      rows = score(actor, params, problems, pool, config, values.n)
+      results[actor.name] = report(rows, values.n, ks)
+  text = json.dumps({"task": task.name, "results": results}, indent=2)
+  if values.out:
+    pathlib.Path(values.out).write_text(text + "\n")
+  print(text)
+  table(results)
+  return 0
+
+
+def _ks(given: Sequence[str], samples: int) -> list[int]:
+  try:
+    ks = [int(k) for k in given] or sorted({1, min(4, samples), samples})
+  except ValueError:
+    ks = [0]
+  if any(not 1 <= k <= samples for k in ks):
+    raise config_lib.ConfigError(
+        "k", tuple(given), f"must be integers in [1, n={samples}]"
+    )
+  return ks
+
+
+def _config(values) -> config_lib.Config:
+  """From a run's folder, or from the flags; then the held-out task."""
+  given = {name: values[name] for name in FIELDS if values[name].present}
+  if values.run:
+    path = pathlib.Path(values.run) / "config.json"
+    if not path.exists():
+      raise config_lib.ConfigError("run", values.run, "holds no config.json")
+    config = config_lib.from_dict(json.loads(path.read_text()))
+    fresh = flags_lib.config(given, config)
+  else:
+    fresh = flags_lib.config(
+        FIELDS, config_lib.Config(workdir=".", policies=("-",))
+    )
+  fresh = models.located(fresh)
+  arguments = fresh.task_arguments()
+  if fresh.task == "chain_arithmetic":
+    arguments = {"split": "test", **arguments}
+  return dataclasses.replace(fresh, task_args=json.dumps(arguments))
+
+
+def _actors(config, values, mesh):
+  if not values.run:
+    for number in range(len(config.policies)):
+      yield policy_lib.load_actor(config, number, mesh, values.n)
+    return
+  folder = pathlib.Path(values.run) / "checkpoints"
+  with checkpoint.Checkpoints(folder) as checkpoints:
+    round_ = checkpoints.latest() if values.round is None else values.round
+    if round_ is None:
+      raise config_lib.ConfigError("run", values.run, "has no checkpoint")
+    targets, actors = {}, []
+    for number in range(len(config.policies)):
+      actor, params = policy_lib.load_actor(config, number, mesh, values.n)
+      optimizer = policy_lib.make_optimizer(config, number)
+      shardings = state_lib.of(optimizer, params, mesh)
+      state = state_lib.init(optimizer, params, mesh)
+      targets[actor.name] = state_lib.abstract(state, shardings)
+      actors.append(actor)
+    states, _ = checkpoints.restore(round_, targets)
+  for actor in actors:
+    yield actor, states[actor.name].params
+
+
+if __name__ == "__main__":
+  flags_lib.define(FIELDS)
+  flags.DEFINE_string("run", "", "Folder of a run whose checkpoint to score.")
+  flags.DEFINE_integer("round", None, "Which checkpoint; default: the last.")
+  flags.DEFINE_integer("problems", 200, "Most problems scored.", 1)
+  flags.DEFINE_integer("n", 16, "Samples per problem.", 1)
+  flags.DEFINE_list("k", [], "The k of pass@k and maj@k; default: 1,4,n.")
+  flags.DEFINE_string("out", "", "Also write the JSON result here.")
+  flags_lib.run(main)
