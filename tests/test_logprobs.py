@@ -1,0 +1,114 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.test_util import check_grads
+
+from mrl_jax.kernels import logprobs
+from mrl_jax.types import Distribution
+from tests import oracle
+
+B, T, V, D = 3, 5, 11, 4
+DISTRIBUTIONS = [
+  Distribution(),
+  Distribution(temperature=0.5),
+  Distribution(top_k=3),
+  Distribution(top_p=0.6),
+  Distribution(1.7, 6, 0.7),
+]
+
+
+def inputs(seed=0, scale=2.0):
+  rng = np.random.default_rng(seed)
+  hidden = jnp.asarray(rng.normal(size=(B, T, D)) * scale, jnp.float32)
+  unembedding = jnp.asarray(rng.normal(size=(V, D)), jnp.float32)
+  tokens = jnp.asarray(rng.integers(V, size=(B, T)), jnp.int32)
+  allowed = jnp.asarray(np.arange(V) < V - 2)
+  return hidden, unembedding, tokens, allowed
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_adjust_is_the_oracles_distribution(distribution):
+  logits = np.random.default_rng(1).normal(size=(4, 6, V)) * 3
+  allowed = np.arange(V) != 2
+  found = logprobs.adjust(
+    jnp.asarray(logits, jnp.float32), jnp.asarray(allowed), distribution
+  )
+  expected = [
+    [oracle.adjust(x, allowed, *distribution) for x in row] for row in logits
+  ]
+  np.testing.assert_allclose(
+    jax.nn.log_softmax(found), expected, rtol=1e-4, atol=1e-5
+  )
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, V), st.floats(0.05, 0.99))
+@settings(deadline=None, max_examples=20)
+def test_top_k_and_top_p_keep_no_more_than_asked(seed, top_k, top_p):
+  x = np.random.default_rng(seed).normal(size=(V,)).astype(np.float32) * 4
+  allowed = jnp.ones((V,), bool)
+  few = logprobs.adjust(jnp.asarray(x), allowed, Distribution(1.0, top_k, 1.0))
+  assert set(np.flatnonzero(np.isfinite(few))) == set(np.argsort(-x)[:top_k])
+  kept = np.isfinite(
+    logprobs.adjust(jnp.asarray(x), allowed, Distribution(1.0, 0, top_p))
+  )
+  p = np.exp(x - x.max(), dtype=np.float64)
+  p /= p.sum()
+  assert p[kept].sum() >= top_p * (1 - 1e-5)
+  assert p[kept].sum() - p[kept].min() < top_p
+  assert p[kept].min() >= p[~kept].max(initial=0)
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("block_bytes", [1, 2 * B * V * 4, 1 << 20])
+def test_score_is_the_oracles_at_any_block_size(distribution, block_bytes):
+  args = inputs()
+  found = logprobs.score(*args, distribution, block_bytes)
+  expected = oracle.score(*map(np.asarray, args), distribution)
+  np.testing.assert_allclose(found.logprobs, expected[0], rtol=2e-5, atol=2e-5)
+  np.testing.assert_allclose(found.entropies, expected[1], rtol=2e-5, atol=2e-5)
+
+
+def naive(hidden, unembedding, tokens, allowed, distribution):
+  """Autodiff through a [B, T, V] array."""
+  raw = jnp.einsum("btd,vd->btv", hidden, unembedding)
+  x = logprobs.adjust(raw, allowed, distribution)
+  own = jnp.arange(x.shape[-1])[None, None, :] == tokens[..., None]
+  x = jnp.where(own, raw / distribution.temperature, x)
+  logp = jax.nn.log_softmax(x)
+  safe = jnp.where(jnp.isfinite(logp), logp, 0.0)
+  entropy = -(jnp.exp(logp) * safe).sum(-1)
+  return (jnp.where(own, safe, 0.0)).sum(-1), entropy
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("block_bytes", [2 * B * V * 4, 1 << 20])
+def test_gradients_are_autodiffs(distribution, block_bytes):
+  hidden, unembedding, tokens, allowed = inputs(2)
+  a, b = np.random.default_rng(3).normal(size=(2, B, T)).astype(np.float32)
+
+  def loss(score, *args):
+    logp, entropy = score(*args, tokens, allowed, distribution)
+    return (a * logp + b * entropy).sum()
+
+  def fused(*args):
+    return logprobs.score(*args, block_bytes)
+
+  found = jax.grad(lambda *x: loss(fused, *x), (0, 1))(hidden, unembedding)
+  wanted = jax.grad(lambda *x: loss(naive, *x), (0, 1))(hidden, unembedding)
+  for x, y in zip(found, wanted, strict=True):
+    np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_are_finite_differences():
+  hidden, unembedding, tokens, allowed = inputs(4, scale=0.5)
+
+  def score(h, w):
+    h, w = jnp.asarray(h), jnp.asarray(w)
+    return tuple(logprobs.score(h, w, tokens, allowed, Distribution(0.8), 300))
+
+  check_grads(
+    score, (hidden, unembedding), 1, modes=["rev"], rtol=2e-2, atol=2e-2
+  )
