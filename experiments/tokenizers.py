@@ -25,12 +25,12 @@ def char() -> tokenizers.Tokenizer:
 def merged() -> tokenizers.Tokenizer:
   """Ids for 00 .. 99 and +0 .. *9 besides those of `char`."""
   tokenizer = _bpe(
-      [(operator, digit) for operator in "+-*" for digit in "0123456789"]
-      + [(tens, units) for tens in "0123456789" for units in "0123456789"]
+    [(operator, digit) for operator in "+-*" for digit in "0123456789"]
+    + [(tens, units) for tens in "0123456789" for units in "0123456789"]
   )
   # Without the split, "912" would follow the order of the merges: 9|12.
   tokenizer.pre_tokenizer = pre_tokenizers.Split(
-      tokenizers.Regex(r"[+*-][0-9]|[0-9]{1,2}"), behavior="isolated"
+    tokenizers.Regex(r"[+*-][0-9]|[0-9]{1,2}"), behavior="isolated"
   )
   return tokenizer
 
@@ -39,7 +39,7 @@ def _bpe(merges: list[tuple[str, str]]) -> tokenizers.Tokenizer:
   tokens = [*ROLES.values(), *CHARACTERS, *("".join(pair) for pair in merges)]
   vocabulary = {token: i for i, token in enumerate(tokens)}
   tokenizer = tokenizers.Tokenizer(
-      models.BPE(vocabulary, merges, unk_token=ROLES["unk_token"])
+    models.BPE(vocabulary, merges, unk_token=ROLES["unk_token"])
   )
   tokenizer.decoder = decoders.Fuse()
   tokenizer.add_special_tokens(list(ROLES.values()))
@@ -52,13 +52,13 @@ def write(directory: str, tokenizer: tokenizers.Tokenizer) -> None:
   root.mkdir(parents=True, exist_ok=True)
   tokenizer.save(str(root / "tokenizer.json"))
   config = {
-      "tokenizer_class": "PreTrainedTokenizerFast",
-      "clean_up_tokenization_spaces": False,
-      **ROLES,
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "clean_up_tokenization_spaces": False,
+    **ROLES,
   }
   for name, content in (
-      ("tokenizer_config.json", config),
-      ("special_tokens_map.json", ROLES),
+    ("tokenizer_config.json", config),
+    ("special_tokens_map.json", ROLES),
   ):
     text = json.dumps(content, indent=2) + "\n"
     (root / name).write_text(text, encoding="utf-8")
