@@ -13,6 +13,7 @@ from absl import app, flags
 
 from mrl_jax import config as config_lib
 
+
 def define(fields: Sequence[str] | None = None) -> None:
   """Defines a flag for each named field of `Config`; None is all."""
   for field in dataclasses.fields(config_lib.Config):

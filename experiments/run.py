@@ -21,7 +21,7 @@ from experiments import models, plots, progress, tasks
 from mrl_jax import config as config_lib
 from mrl_jax.model import hf
 from mrl_jax.parallel import mesh as mesh_lib
-from mrl_jax.tasks import dataset, verify
+from mrl_jax.tasks import dataset
 from mrl_jax.train import checkpoint, loop, metrics
 from mrl_jax.train import policy as policy_lib
 

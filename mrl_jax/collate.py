@@ -5,7 +5,7 @@ are rounded up to a short ladder of sizes, so a run compiles a handful of
 shapes and not one per batch; what is padded carries weight 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -45,12 +45,13 @@ def right_pad(rows: Sequence[np.ndarray], width: int, kind) -> np.ndarray:
   return out
 
 
-def batch(rows: Sequence[records.Rollout]) -> Batch:
+def batch(rows: Iterable[records.Rollout]) -> Batch:
   """A `Batch` of NumPy arrays from rollouts whose groups stand together.
 
   Advantages and clip ranges are NaN until a transform sets them. Weights
   are the loss mask: 1 on every completion token, EOS included.
   """
+  rows = tuple(rows)
   count = len(rows)
   lengths = np.asarray([len(row.tokens) for row in rows])
   width = bucket(int(lengths.max()))

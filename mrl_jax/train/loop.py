@@ -39,6 +39,7 @@ class Cursor(NamedTuple):
   round: int = 0  # the next one
   position: int = 0  # of the next prompt in the task's order
   dropped: int = 0  # prompts skipped: over the limit for some policy
+  waiting: tuple[int, ...] = ()  # positions put off to the next round
 
 
 def run(
@@ -141,12 +142,20 @@ def take(
   """The next prompts that fit every policy, and their ids in each."""
   problems: list[dataset.Problem] = []
   contexts: dict[str, list[tuple[int, ...]]] = {p.name: [] for p in policies}
+  queue, put_off = list(cursor.waiting), []
   position, dropped = cursor.position, cursor.dropped
+  seen: set[str] = set()
   while len(problems) < config.prompts:
-    problem = order.at(position)
-    position += 1
+    if not queue:
+      queue, position = [position], position + 1
+    at = queue.pop(0)
+    problem = order.at(at)
+    if problem.id in seen:  # a round across the end of an epoch
+      put_off.append(at)
+      continue
     ids = {
-      p.name: policy_lib.render(p.actor, problem.prompt, config) for p in policies
+      p.name: policy_lib.render(p.actor, problem.prompt, config)
+      for p in policies
     }
     if any(len(i) > config.prompt_limit for i in ids.values()):
       dropped += 1
@@ -155,17 +164,16 @@ def take(
           "prompt_limit", config.prompt_limit, "no prompt of the task fits"
         )
       continue
-    if any(problem.id == other.id for other in problems):
-      raise config_lib.ConfigError(
-        "prompts",
-        config.prompts,
-        f"the task has too few prompts: {problem.id!r} came twice",
-      )
+    seen.add(problem.id)
     problems.append(problem)
     for name, row in ids.items():
       contexts[name].append(row)
-  moved = cursor._replace(position=position, dropped=dropped)
-  return problems, contexts, moved
+  waiting = (*queue, *put_off)
+  return (
+    problems,
+    contexts,
+    cursor._replace(position=position, dropped=dropped, waiting=waiting),
+  )
 
 
 def judge(

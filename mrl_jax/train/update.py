@@ -85,6 +85,50 @@ def make_score(
   return jax.jit(run, out_shardings=sharding.batch(mesh))
 
 
+def make_gradient(
+  model: transformer.Model,
+  loss: TokenLoss,
+  *,
+  allowed: Bool[np.ndarray, "V"],
+  distribution: Distribution,
+  microbatches: int = 1,
+) -> Callable[[Any, Batch], tuple[Array, Any, Any]]:
+  """`gradient(params, batch) -> (loss, diagnostics' sums, gradients)`.
+
+  The batch is a prepared one: its weights are the loss measure, so the
+  gradient of the whole is the sum over the microbatches.
+  """
+  score = scorer(model, allowed, distribution)
+  objective = losses.objective(loss)
+
+  def part(params, rows: Batch):
+    scores = score(params, rows)
+    return objective(scores, rows), diagnostics.measure(scores, rows)
+
+  one = jax.value_and_grad(part, has_aux=True)
+
+  def gradient(params, batch: Batch):
+    if microbatches == 1:
+      (value, sums), grads = one(params, batch)
+      return value, sums, grads
+    rows = split(batch, microbatches)
+    first = jax.tree.map(lambda x: x[0], rows)
+    (_, shapes), _ = jax.eval_shape(one, params, first)
+    carry = jax.tree.map(
+      lambda x: jnp.zeros(x.shape, x.dtype), (jnp.zeros(()), shapes, params)
+    )
+
+    def body(carry, rows):
+      value, sums, grads = carry
+      (v, s), g = one(params, rows)
+      grads = jax.tree.map(jnp.add, grads, g)
+      return (value + v, diagnostics.merge(sums, s), grads), None
+
+    return jax.lax.scan(body, carry, rows)[0]
+
+  return gradient
+
+
 def make(
   model: transformer.Model,
   optimizer: optax.GradientTransformation,
@@ -97,37 +141,18 @@ def make(
   distribution: Distribution,
   microbatches: int = 1,
 ) -> Update:
-  """Builds the jitted `update(state, batch) -> (state, sums)`.
+  """Builds the jitted `update(state, batch) -> (state, report)`.
 
-  `sums` is a dict: "loss", "grad_norm", "step", "skipped", and "tokens",
-  the diagnostics' sums (see `diagnostics.summarize`).
+  The report is a dict: "loss", "grad_norm", "step", "skipped", and
+  "tokens", the diagnostics' sums (see `diagnostics.summarize`).
   """
-  score = scorer(model, allowed, distribution)
-  objective = losses.objective(loss)
-
-  def part(params, rows: Batch):
-    scores = score(params, rows)
-    return objective(scores, rows), diagnostics.measure(scores, rows)
-
-  def gradient(params, batch: Batch):
-    one = jax.value_and_grad(part, has_aux=True)
-    if microbatches == 1:
-      (value, sums), grads = one(params, batch)
-      return value, sums, grads
-    rows = split(batch, microbatches)
-    first = jax.tree.map(lambda x: x[0], rows)
-    shapes = jax.eval_shape(one, params, first)
-    (_, empty), _ = shapes
-    zero = jax.tree.map(jnp.zeros_like, params)
-    carry = (jnp.zeros(()), diagnostics.zeros(empty), zero)
-
-    def body(carry, rows):
-      value, sums, grads = carry
-      (v, s), g = one(params, rows)
-      grads = jax.tree.map(jnp.add, grads, g)
-      return (value + v, diagnostics.merge(sums, s), grads), None
-
-    return jax.lax.scan(body, carry, rows)[0]
+  gradient = make_gradient(
+    model,
+    loss,
+    allowed=allowed,
+    distribution=distribution,
+    microbatches=microbatches,
+  )
 
   def update(state, batch: Batch):
     batch = prepare(batch)
