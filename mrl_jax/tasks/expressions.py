@@ -1,0 +1,360 @@
+"""Reads an answer, LaTeX or plain, into an exact value that can be compared.
+
+A recursive descent over the whole string: what it cannot consume to the end
+it refuses, since a reader that stops early takes `4\\sqrt(2)` for 4. Numbers
+are rationals, never floats, and two numbers side by side are an error, never
+a product. What kind of brackets stood around a list is kept: a pair is not a
+set, and an open interval not a closed one.
+"""
+
+import math
+import re
+from typing import NamedTuple
+
+import sympy
+
+_MAX_BITS = 100_000  # of a power's value; towers of exponents stop here
+_MAX_FACTORIAL = 2_000
+_MAX_DEPTH = 60
+_FUNCTIONS = {
+    "sin": sympy.sin, "cos": sympy.cos, "tan": sympy.tan, "cot": sympy.cot,
+    "sec": sympy.sec, "csc": sympy.csc, "arcsin": sympy.asin,
+    "arccos": sympy.acos, "arctan": sympy.atan, "asin": sympy.asin,
+    "acos": sympy.acos, "atan": sympy.atan, "sinh": sympy.sinh,
+    "cosh": sympy.cosh, "tanh": sympy.tanh, "exp": sympy.exp,
+    "ln": sympy.log, "log": sympy.log, "abs": sympy.Abs,
+}  # fmt: skip
+_GREEK = frozenset(
+  """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta kappa
+  lambda mu nu xi rho sigma tau phi varphi chi psi omega""".split()  # noqa: SIM905
+)
+_CONSTANTS = {
+    "pi": sympy.pi, "infty": sympy.oo, "e": sympy.E, "i": sympy.I,
+}  # fmt: skip
+NAMES = frozenset([*_FUNCTIONS, "pi", "sqrt", "infty"])  # without backslash
+_TOKEN = re.compile(
+  r"(?P<number>\d+\.?\d*|\.\d+)|\\(?P<command>[a-zA-Z]+)|(?P<word>[a-zA-Z]+)"
+  r"|(?P<mark>[-+*/^!%(){}\[\]|_])|(?P<space>\s+)"
+)
+
+
+class Unreadable(ValueError):
+  """The text is not an expression of this grammar."""
+
+
+class Token(NamedTuple):
+  kind: str  # number, command, letter, mark, end
+  text: str
+  spaced: bool  # white space stood before it
+
+
+_END = Token("end", "", False)
+
+
+def read(text: str) -> sympy.Expr:
+  """Reads one expression, all of it.
+
+  Raises:
+    Unreadable: at the first token that does not belong.
+  """
+  reader = _Reader(_tokens(text))
+  value = reader.sum()
+  if reader.next.kind != "end":
+    raise Unreadable(f"{reader.next.text!r} does not belong in {text!r}")
+  return value
+
+
+def _tokens(text: str) -> list[Token]:
+  tokens, position, spaced = [], 0, False
+  while position < len(text):
+    match = _TOKEN.match(text, position)
+    if match is None:
+      raise Unreadable(f"unknown character {text[position]!r} in {text!r}")
+    position, kind = match.end(), match.lastgroup
+    if kind == "word":
+      tokens += _word(match["word"], spaced)
+    elif kind != "space":
+      tokens.append(Token(kind, match[kind], spaced))
+    spaced = kind == "space"
+  return tokens
+
+
+def _word(word: str, spaced: bool) -> list[Token]:
+  """A known name is a command, any other word a product of its letters."""
+  if word in NAMES:
+    return [Token("command", word, spaced)]
+  if word == "oo":
+    return [Token("command", "infty", spaced)]
+  if word.endswith("pi") and len(word) > 2:  # as in 2xpi
+    return [*_word(word[:-2], spaced), Token("command", "pi", False)]
+  if len(word) > 4:
+    raise Unreadable(f"{word!r} is a word")
+  return [
+    Token("letter", letter, spaced and index == 0)
+    for index, letter in enumerate(word)
+  ]
+
+
+class _Reader:
+  """One pass over the tokens; each method reads one level of precedence."""
+
+  def __init__(self, tokens: list[Token]):
+    self._tokens = tokens
+    self._at = 0
+    self._depth = 0
+    self._bars = 0
+
+  @property
+  def next(self) -> Token:
+    return self._peek(0)
+
+  def _peek(self, ahead: int) -> Token:
+    at = self._at + ahead
+    return self._tokens[at] if at < len(self._tokens) else _END
+
+  def _take(self) -> Token:
+    token = self.next
+    self._at += 1
+    return token
+
+  def _is(self, *marks: str) -> bool:
+    return self.next.kind == "mark" and self.next.text in marks
+
+  def _expect(self, mark: str) -> None:
+    if not self._is(mark):
+      raise Unreadable(f"expected {mark!r}, found {self.next.text!r}")
+    self._at += 1
+
+  def sum(self) -> sympy.Expr:
+    self._depth += 1
+    if self._depth > _MAX_DEPTH:
+      raise Unreadable("nested too deeply")
+    value = self._product()
+    while self._is("+", "-"):
+      minus = self._take().text == "-"
+      term = self._product()
+      value = value - term if minus else value + term
+    self._depth -= 1
+    return value
+
+  def _product(self) -> sympy.Expr:
+    value = self._signed()
+    while True:
+      if self._is("*"):
+        self._at += 1
+        value = value * self._signed()
+      elif self._is("/"):
+        self._at += 1
+        value = _divide(value, self._signed())
+      elif self._starts_factor():
+        value = value * self._power()
+      else:
+        return value
+
+  def _starts_factor(self) -> bool:
+    """Whether the next token multiplies the one before it by standing there."""
+    if self.next.kind == "number":
+      before = self._tokens[self._at - 1]
+      if before.kind == "number" or self.next.spaced:
+        raise Unreadable("two numbers with nothing between them")
+      return True
+    if self.next.kind == "mark":
+      return self._is("(", "{") or (self._is("|") and not self._bars)
+    return self.next.kind != "end" and self.next.text not in _CLOSERS
+
+  def _signed(self) -> sympy.Expr:
+    minus = False
+    while self._is("+", "-"):
+      minus ^= self._take().text == "-"
+    value = self._power()
+    return -value if minus else value
+
+  def _power(self) -> sympy.Expr:
+    value = self._postfix(self._atom())
+    if not self._is("^"):
+      return value
+    self._at += 1
+    return self._postfix(_power(value, self._signed()))
+
+  def _postfix(self, value: sympy.Expr) -> sympy.Expr:
+    while self._is("!", "%"):
+      if self._take().text == "%":
+        value = value / 100
+        continue
+      if value.is_Integer and 0 <= value <= _MAX_FACTORIAL:
+        value = sympy.factorial(value)
+      elif value.is_number:
+        raise Unreadable(f"{value}! is out of range")
+      else:
+        value = sympy.factorial(value)
+    return value
+
+  def _atom(self) -> sympy.Expr:
+    token = self._take()
+    if token.kind == "number":
+      return self._number(token.text)
+    if token.kind == "letter":
+      return self._symbol(token.text)
+    if token.kind == "command":
+      return self._command(token.text)
+    if token.kind == "mark" and token.text in "({":
+      value = self.sum()
+      self._expect(")" if token.text == "(" else "}")
+      return value
+    if token.kind == "mark" and token.text == "|":
+      self._bars += 1
+      value = self.sum()
+      self._expect("|")
+      self._bars -= 1
+      return sympy.Abs(value)
+    raise Unreadable(f"{token.text!r} starts no expression")
+
+  def _number(self, text: str) -> sympy.Expr:
+    value = _rational(text)
+    if self.next.text == "overline" and "." in text:
+      self._at += 1
+      return value + _repeating(text, self._braced_digits())
+    if self.next.text in ("frac", "dfrac", "tfrac") and "." not in text:
+      return self._mixed(value)
+    first, slash, second = self.next, self._peek(1), self._peek(2)
+    kinds = (first.kind, slash.text, second.kind)
+    if kinds == ("number", "/", "number") and first.spaced:
+      self._at += 3
+      return value + _proper(_rational(first.text), _rational(second.text))
+    return value
+
+  def _mixed(self, whole: sympy.Expr) -> sympy.Expr:
+    """`2\\frac{1}{3}` is 7/3, but `2\\frac{\\pi}{3}` a product."""
+    start = self._at
+    self._at += 1
+    top, bottom = self._argument(), self._argument()
+    if top.is_Integer and bottom.is_Integer and 0 <= top < bottom:
+      return whole + _divide(top, bottom)
+    self._at = start
+    return whole
+
+  def _symbol(self, name: str) -> sympy.Expr:
+    if not self._is("_"):
+      return _CONSTANTS.get(name) or sympy.Symbol(name, real=True)
+    self._at += 1
+    return sympy.Symbol(f"{name}_{self._argument()}", real=True)
+
+  def _command(self, name: str) -> sympy.Expr:
+    if name in ("frac", "dfrac", "tfrac", "cfrac"):
+      top = self._argument()
+      return _divide(top, self._argument())
+    if name == "sqrt":
+      return self._root()
+    if name in ("binom", "dbinom", "tbinom"):
+      top, bottom = self._argument(), self._argument()
+      if top.is_number and not abs(top) <= _MAX_FACTORIAL:
+        raise Unreadable("binomial out of range")
+      return sympy.binomial(top, bottom)
+    if name in _FUNCTIONS:
+      return self._function(name)
+    if name in ("lfloor", "lceil", "lvert"):
+      return self._fenced(name)
+    if name in _CONSTANTS:
+      return _CONSTANTS[name]
+    if name in _GREEK or name.lower() in _GREEK:
+      return self._symbol(name)
+    raise Unreadable(f"\\{name} is not read here")
+
+  def _fenced(self, name: str) -> sympy.Expr:
+    value = self.sum()
+    if self._take().text != "r" + name[1:]:
+      raise Unreadable(f"\\{name} is not closed")
+    apply = {"lfloor": sympy.floor, "lceil": sympy.ceiling}
+    return apply.get(name, sympy.Abs)(value)
+
+  def _root(self) -> sympy.Expr:
+    degree = sympy.Integer(2)
+    if self._is("["):
+      self._at += 1
+      degree = self.sum()
+      self._expect("]")
+    return _power(self._argument(), _divide(sympy.Integer(1), degree))
+
+  def _function(self, name: str) -> sympy.Expr:
+    apply, base, exponent = _FUNCTIONS[name], None, None
+    if self._is("_") and name == "log":
+      self._at += 1
+      base = self._argument()
+    if self._is("^"):
+      self._at += 1
+      exponent = self._argument()
+      if exponent == -1:
+        raise Unreadable(f"{name}^-1 is ambiguous")
+    value = self._operand()
+    value = apply(value) if base is None else sympy.log(value, base)
+    return value if exponent is None else _power(value, exponent)
+
+  def _operand(self) -> sympy.Expr:
+    """A function's argument: brackets, or all that is joined to it."""
+    if self._is("(", "{"):
+      return self._atom()
+    value = self._power()
+    while self.next.kind in ("letter",) or self.next.text in _CONSTANTS:
+      value = value * self._power()
+    return value
+
+  def _argument(self) -> sympy.Expr:
+    """A LaTeX argument: braces, brackets, or a single digit or symbol."""
+    if self.next.kind == "number" and len(self.next.text) > 1:
+      digits = self._take()
+      if not digits.text.isdigit():
+        raise Unreadable("a decimal needs braces here")
+      self._at -= 1
+      self._tokens[self._at] = digits._replace(text=digits.text[1:])
+      return _rational(digits.text[0])
+    if self.next.kind == "number":
+      return _rational(self._take().text)
+    return self._atom()
+
+  def _braced_digits(self) -> str:
+    self._expect("{")
+    token = self._take()
+    self._expect("}")
+    if token.kind != "number" or not token.text.isdigit():
+      raise Unreadable("\\overline needs digits")
+    return token.text
+
+
+_CLOSERS = ("rfloor", "rceil", "rvert")
+
+
+def _rational(text: str) -> sympy.Rational:
+  try:
+    return sympy.Rational(text.rstrip("."))
+  except (TypeError, ValueError):
+    raise Unreadable(f"{text[:20]}... is no number read here") from None
+
+
+def _repeating(text: str, digits: str) -> sympy.Rational:
+  """0.1\\overline{6} is 0.1 plus 6/90."""
+  places = len(text.partition(".")[2])
+  return sympy.Rational(int(digits), (10 ** len(digits) - 1) * 10**places)
+
+
+def _proper(top: sympy.Rational, bottom: sympy.Rational) -> sympy.Rational:
+  if not (top.is_Integer and bottom.is_Integer and top < bottom):
+    raise Unreadable("two numbers with nothing between them")
+  return top / bottom
+
+
+def _divide(top: sympy.Expr, bottom: sympy.Expr) -> sympy.Expr:
+  if bottom.is_zero:
+    raise Unreadable("division by zero")
+  return top / bottom
+
+
+def _power(base: sympy.Expr, exponent: sympy.Expr) -> sympy.Expr:
+  if base.is_Rational and exponent.is_Rational:
+    size = max(abs(base.p), base.q)
+    if abs(exponent) * math.log2(size + 1) > _MAX_BITS:
+      raise Unreadable("a power too large to work out")
+    if base == 0 and exponent < 0:
+      raise Unreadable("division by zero")
+  elif exponent.is_number and not abs(sympy.N(exponent)) < _MAX_BITS:
+    raise Unreadable("a power too large to work out")
+  return base**exponent

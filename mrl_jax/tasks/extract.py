@@ -1,0 +1,195 @@
+"""Finding the answer in a completion, and the number in an answer.
+
+Where an answer stands is marked, strongest mark first: <answer> tags, then
+\\boxed{...}, then `#### `, then a phrase such as "the answer is". The last of
+the strongest mark decides, and if nothing can be read there the completion
+has no answer: a weaker mark is never searched for a better one.
+"""
+
+import re
+from fractions import Fraction
+
+_OPEN_TAG = re.compile(r"<answer>", re.IGNORECASE)
+_CLOSE_TAG = re.compile(r"</answer>", re.IGNORECASE)
+_HASHES = re.compile(r"####[ \t]*([^\n]*)")
+_CUE = re.compile(
+  r"\banswers?\b(?:[^.,:=\n]{0,40}?\s(?:is|are|equals|would be|must be)\b\s*:?"
+  r"|\s*[:=])[*_\s]*",
+  re.IGNORECASE,
+)
+_MATH = re.compile(
+  r"\$\$(.+?)\$\$|(?<!\\)\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL
+)
+_CURRENCY = re.compile(r"\$\s?[\d.,]+(?:\s+[a-z]|[.,;]?\s*$)")
+_WINDOW = 400  # characters after a cue in which its clause must end
+# A clause ends at a line, or at punctuation that no number has inside.
+_CLAUSE_END = re.compile(r"\n|[.,;!?](?=\s|$)|[.,;]?[*_]{2}")
+
+
+def tagged(text: str) -> str | None:
+  """What the last <answer> tags hold; "" where they are left open."""
+  opened = list(_OPEN_TAG.finditer(text))
+  if not opened:
+    return None
+  closed = _CLOSE_TAG.search(text, opened[-1].end())
+  return text[opened[-1].end() : closed.start()].strip() if closed else ""
+
+
+def boxed(text: str) -> str | None:
+  """What the last \\boxed{...} holds, braces matched; "" if never closed."""
+  starts = [m.end() for m in re.finditer(r"\\f?boxed\s*(?=\{)", text)]
+  if not starts:
+    return None
+  end = closing(text, starts[-1])
+  return "" if end is None else text[starts[-1] + 1 : end].strip()
+
+
+def closing(text: str, start: int) -> int | None:
+  """The index of the brace that closes the one at `start`."""
+  depth = 0
+  escaped = False
+  for index in range(start, len(text)):
+    character = text[index]
+    if escaped:
+      escaped = False
+    elif character == "\\":
+      escaped = True
+    elif character == "{":
+      depth += 1
+    elif character == "}":
+      depth -= 1
+      if depth == 0:
+        return index
+  return None
+
+
+def marked(text: str) -> str | None:
+  """The answer by tags, box or hashes; None where there is no such mark."""
+  answer = tagged(text)
+  if answer is not None:
+    inner = boxed(answer)
+    return answer if inner is None else inner
+  answer = boxed(text)
+  if answer is not None:
+    return answer
+  hashes = _HASHES.findall(text)
+  return hashes[-1].strip() if hashes else None
+
+
+def cued(text: str) -> str | None:
+  """The clause after the last "answer is" that states something.
+
+  Of a clause with equals signs, what stands after the last one.
+  """
+  clause = None
+  for cue in reversed(list(_CUE.finditer(text))):
+    rest = text[cue.end() : cue.end() + _WINDOW]
+    span = _MATH.match(rest)
+    if span and not _CURRENCY.match(rest):
+      return formula(span)
+    found = _clause(rest).rpartition("=")[2].strip()
+    if re.search(r"[\d\\$]", found):
+      return found
+    clause = found if clause is None else clause
+  return clause
+
+
+def last_formula(text: str) -> str | None:
+  """What the last pair of dollars, \\(...\\) or \\[...\\] holds."""
+  spans = list(_MATH.finditer(text))
+  return formula(spans[-1]) if spans else None
+
+
+def formula(span: re.Match) -> str:
+  return next(group for group in span.groups() if group is not None).strip()
+
+
+def _clause(rest: str) -> str:
+  """The start of `rest` up to punctuation outside all brackets."""
+  for end in _CLAUSE_END.finditer(rest):
+    clause = rest[: end.start()]
+    opened = sum(clause.count(c) for c in "([{")
+    if opened <= sum(clause.count(c) for c in ")]}"):
+      return clause
+  return rest
+
+
+_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!,?\d)|\d+)(?:\.\d+)?|\.\d+"
+_DECIMAL = rf"(?:{_DIGITS})(?:[eE][+-]?\d{{1,3}}(?![\w.]))?"
+_NUMBER = re.compile(
+  rf"(?P<sign>(?<![\w)\]}}.,])[-+])?\$?(?P<latex_sign>-)?"
+  rf"(?:(?P<whole>\d+)?\s?\\[dt]?frac\s?\{{(?P<top>-?{_DECIMAL})\}}"
+  rf"\{{(?P<bottom>{_DECIMAL})\}}"
+  rf"|(?<![\w.])(?P<first>{_DECIMAL})"
+  rf"(?:\s?/\s?(?P<second>{_DECIMAL})(?!\s?/))?)"
+  r"\s?(?P<percent>\\?%|percent\b|per cent\b)?"
+)
+# What makes the number beside it part of a larger expression.
+_JOINED_AFTER = re.compile(
+  r"\s?(?:[\^*+×·÷(\[{!√π]|/\s?[\w\\(]|[-−]\s?[\d(\\]|[xyznkieπ]\b"
+  r"|\\(?!text\b|mathrm\b|,|;|!| |\)|\]|\$|circ\b|quad\b))"
+)
+_JOINED_BEFORE = re.compile(
+  r"(?:[\^_*+/×·÷√π)}]|\d\s?-|\\[a-zA-Z]+)\s?$|[\w^)}\]][({\[]\s?$"
+)
+
+
+def plain(text: str) -> str:
+  """Writes signs, dollars, spaces, and degrees the one way read here."""
+  text = text.replace("−", "-").replace("\u00a0", " ").replace("％", "%")
+  text = text.replace(r"\$", "$").replace("{,}", "").replace(r"\!", "")
+  text = re.sub(r"\\(?:left|right|displaystyle)(?![a-zA-Z])", "", text)
+  text = re.sub(r"\^\s?\{?\\circ\}?|°", "", text)
+  wrapped = r"\\(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox)\s?\{([^{}]*)\}"
+  return re.sub(wrapped, r"\1", text)
+
+
+def _unpowered(text: str) -> str:
+  """`cm^2` -> `cm`: the 2 is no number of its own."""
+  return re.sub(r"(?<=[a-zA-Z])\^\{?[23]\}?", "", text)
+
+
+def numbers(text: str) -> list[tuple[Fraction, bool]]:
+  """The free-standing numbers of `text` in order, and which are percents.
+
+  A number that is part of an expression (`4\\sqrt{2}`, `2x`) is none.
+  """
+  text = _unpowered(plain(text))
+  found = []
+  for match in _NUMBER.finditer(text):
+    if _JOINED_AFTER.match(text, match.end()):
+      continue
+    if _JOINED_BEFORE.search(text[max(0, match.start() - 24) : match.start()]):
+      continue
+    value = _value(match)
+    if value is not None:
+      found.append((value, match["percent"] is not None))
+  return found
+
+
+def only_number(text: str) -> tuple[Fraction, bool] | None:
+  """The one number that `text` states, units and all; None if not one."""
+  text = re.sub(r"^\s*\$|\$\s*$", "", _unpowered(plain(text)))
+  if len(_NUMBER.findall(text)) != 1:
+    return None
+  found = numbers(text)
+  return found[0] if found else None
+
+
+def _value(match: re.Match) -> Fraction | None:
+  try:
+    if match["top"] is not None:
+      value = _fraction(match["top"]) / _fraction(match["bottom"])
+      value += int(match["whole"] or 0)
+    else:
+      value = _fraction(match["first"])
+      if match["second"] is not None:
+        value /= _fraction(match["second"])
+  except (ZeroDivisionError, ValueError):  # also more digits than are read
+    return None
+  minus = (match["sign"] == "-") != (match["latex_sign"] == "-")
+  return -value if minus else value
+
+
+def _fraction(text: str) -> Fraction:
+  return Fraction(text.replace(",", ""))

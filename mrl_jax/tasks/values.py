@@ -1,0 +1,322 @@
+"""The shapes an answer can take around its expressions, and when two agree.
+
+A value is an expression, a piece of text, a collection (pair, set, interval,
+list, matrix, union) or a relation. Two values agree when their kinds do and
+their parts are equal exactly: by algebra, or to 60 of 100 digits at several
+points where algebra has no answer, relative to their size, so that 1/2^99 is
+not 1/2^98.
+"""
+
+import re
+from typing import NamedTuple
+
+import sympy
+
+from mrl_jax.tasks import expressions, extract
+
+_UNORDERED = ("set", "list", "union")
+_PAIRS = {
+    "()": "tuple", "[]": "closed", "[)": "half-open", "(]": "open-half",
+    "{}": "set",
+}  # fmt: skip
+_FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
+_RELATION = re.compile(r"<=|>=|!=|=|<|>")
+_WORDS = re.compile(r"\(?([A-Za-z]+(?:[' -][A-Za-z]+)*)\)?")
+_UNIT = re.compile(
+  r"(?<=[\d})%])\s*(cm|mm|km|m|kg|mg|g|lb|oz|ml|s|h|mph|km/h|m/s|"
+  r"inch(?:es)?|feet|foot|ft|yards?|miles?|met(?:er|re)s?|centimet(?:er|re)s?|"
+  r"degrees?|radians?|dollars?|cents?|units?|square units?|cubic units?|"
+  r"hours?|minutes?|seconds?|days?|weeks?|months?|years?|people|students?|"
+  r"ways)(?:\^\{?(?P<power>[23])\}?)?$"
+)
+_SPELLINGS = [
+  (r"\\(?:dfrac|tfrac|cfrac)(?![a-zA-Z])", r"\\frac"),
+  (r"\*\*", "^"),
+  (r"\\(?:cdot|times|ast)(?![a-zA-Z])|×|·|⋅", "*"),
+  (r"\\div(?![a-zA-Z])|÷", "/"),
+  (r"\\(?:leqslant|leq|le)(?![a-zA-Z])|≤", "<="),
+  (r"\\(?:geqslant|geq|ge)(?![a-zA-Z])|≥", ">="),
+  (r"\\(?:neq|ne)(?![a-zA-Z])|≠", "!="),
+  (r"\\lt(?![a-zA-Z])", "<"),
+  (r"\\gt(?![a-zA-Z])", ">"),
+  (r"\\%", "%"),
+  (r"π", r"\\pi "),
+  (r"√", r"\\sqrt "),
+  (r"∞", r"\\infty "),
+  (r"∪", r"\\cup "),
+  (r"±", r"\\pm "),
+  (r"\\(?:quad|qquad)(?![a-zA-Z])|(?<!\\)\\[,;: ]|~", " "),
+  (r"\\\{|\\lbrace(?![a-zA-Z])", "⦃"),
+  (r"\\\}|\\rbrace(?![a-zA-Z])", "⦄"),
+  (r"\\[lr]?[vV]ert(?![a-zA-Z])", "|"),
+  (r"\\(?:langle)(?![a-zA-Z])", "("),
+  (r"\\(?:rangle)(?![a-zA-Z])", ")"),
+  (r"\\(?:emptyset|varnothing)(?![a-zA-Z])|∅", "⦃⦄"),
+]
+
+
+class Text(NamedTuple):
+  words: str
+
+
+class Collection(NamedTuple):
+  kind: str
+  items: tuple
+
+
+class Relation(NamedTuple):
+  signs: tuple[str, ...]  # a < x <= b has two
+  sides: tuple
+
+
+class Quantity(NamedTuple):
+  value: sympy.Expr
+  unit: str  # "" where none is given
+
+
+def read(text: str) -> Text | Collection | Relation | Quantity:
+  """Reads an answer, all of it.
+
+  Raises:
+    expressions.Unreadable: for what is none of these.
+  """
+  text = _spell(text)
+  if not text:
+    raise expressions.Unreadable("empty")
+  return _read(text)
+
+
+def _spell(text: str) -> str:
+  text = extract.plain(text.strip().rstrip(".").strip())
+  text = re.sub(r"(?<!\\)\\[()\[\]]|\$", "", text)
+  if re.fullmatch(r"-?\d{1,3}(,\d{3})+(\.\d+)?", text.strip()):
+    text = text.replace(",", "")
+  for pattern, written in _SPELLINGS:
+    text = re.sub(pattern, written, text)
+  return text.strip().rstrip(".").strip()
+
+
+def _read(text: str):
+  words = _WORDS.fullmatch(" ".join(text.split()))
+  if words and _is_prose(words[1]):
+    return Text(words[1].lower())
+  if r"\begin" in text:
+    return _matrix(text)
+  parts = _split(text, r"\\cup(?![a-zA-Z])")
+  if len(parts) > 1:
+    return Collection("union", tuple(_read(part) for part in parts))
+  items = _split(text, r",|;|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])")
+  items = [item for item in items if item]
+  if len(items) > 1:
+    return Collection("list", tuple(_read(item) for item in items))
+  collection = _bracketed(text)
+  if collection is not None:
+    return collection
+  relation = _relation(text)
+  if relation is not None:
+    return relation
+  if r"\pm" in text:
+    both = [_quantity(text.replace(r"\pm", sign)) for sign in "+-"]
+    return Collection("list", tuple(both))
+  return _quantity(text)
+
+
+def _is_prose(words: str) -> bool:
+  """Letters are prose from three together on, but for pi and the like."""
+  runs = re.findall("[A-Za-z]+", words)
+  return max(map(len, runs)) > 2 and words not in expressions.NAMES
+
+
+def _quantity(text: str) -> Quantity:
+  if text.endswith("%"):
+    return Quantity(expressions.read(text), "%")
+  unit = _UNIT.search(text)
+  if unit is None:
+    return Quantity(expressions.read(text), "")
+  value = expressions.read(text[: unit.start()])
+  return Quantity(value, unit[1].rstrip("s") + (unit["power"] or ""))
+
+
+def _split(text: str, separator: str) -> list[str]:
+  """Splits at `separator` outside of all brackets."""
+  parts, depth, start, position = [], 0, 0, 0
+  pattern = re.compile(separator)
+  while position < len(text):
+    match = pattern.match(text, position) if depth == 0 else None
+    if match:
+      parts.append(text[start:position].strip())
+      start = position = match.end()
+      continue
+    depth += (text[position] in "([{⦃") - (text[position] in ")]}⦄")
+    position += 1
+  return [*parts, text[start:].strip()]
+
+
+def _bracketed(text: str) -> Collection | None:
+  """Reads `text` as one collection if a pair of brackets spans it."""
+  opened, closed = text[0], text[-1]
+  kind = _PAIRS.get(
+    {"⦃": "{"}.get(opened, opened) + {"⦄": "}"}.get(closed, closed)
+  )
+  depth = 0
+  for index, character in enumerate(text):
+    depth += (character in "([{⦃") - (character in ")]}⦄")
+    if depth == 0 and index < len(text) - 1:
+      return None
+  if kind is None or depth:
+    return None
+  inner = text[1:-1].strip()
+  items = _split(inner, ",|;") if inner else []
+  if len(items) < 2 and opened != "⦃":
+    return None
+  if any(not item for item in items):
+    raise expressions.Unreadable(f"an empty place in {text!r}")
+  return Collection(kind, tuple(_read(item) for item in items))
+
+
+def _relation(text: str):
+  member = re.fullmatch(r"[a-zA-Z]\s*(?:\\in(?![a-zA-Z])|∈)\s*(.+)", text)
+  if member:
+    return _read(member[1].strip())
+  signs = tuple(_RELATION.findall(text))
+  if not signs:
+    return None
+  sides = _split(text, _RELATION.pattern)
+  if len(sides) != len(signs) + 1:
+    raise expressions.Unreadable(f"a relation inside brackets in {text!r}")
+  return Relation(signs, tuple(_read(side) for side in sides))
+
+
+def _matrix(text: str) -> Collection:
+  match = re.fullmatch(
+    r"\\begin\{([pbB]?matrix)\}(.*)\\end\{\1\}", text, re.DOTALL
+  )
+  if match is None or r"\begin" in match[2]:
+    raise expressions.Unreadable("not a matrix that is read here")
+  rows = [row for row in match[2].split(r"\\") if row.strip()]
+  return Collection(
+    "matrix",
+    tuple(
+      Collection("row", tuple(_read(cell.strip()) for cell in row.split("&")))
+      for row in rows
+    ),
+  )
+
+
+def agree(a, b) -> bool:
+  """Whether two values are the same answer."""
+  a, b = _bare(a, b), _bare(b, a)
+  if isinstance(a, Quantity) and isinstance(b, Quantity):
+    return _agree_quantities(a, b)
+  if isinstance(a, Collection) and isinstance(b, Collection):
+    return _agree_collections(a, b)
+  if isinstance(a, Relation) and isinstance(b, Relation):
+    return _agree_relations(a, b)
+  return isinstance(a, Text) and a == b
+
+
+def _agree_quantities(a: Quantity, b: Quantity) -> bool:
+  """Equal values; units count where both sides give one.
+
+  50% is 1/2. Against a percentage, a bare number over 1 is read as one.
+  """
+  if a.unit and b.unit and a.unit != b.unit:
+    return False
+  if same(a.value, b.value):
+    return True
+  if (a.unit == "%") == (b.unit == "%"):
+    return False
+  percent, bare = (a, b) if a.unit == "%" else (b, a)
+  value = bare.value
+  return bool(value.is_Rational and abs(value) > 1) and same(
+    percent.value * 100, value
+  )
+
+
+def _bare(value, other):
+  """`x = 3` answers like 3, where the other side is no relation."""
+  if not isinstance(value, Relation) or isinstance(other, Relation):
+    return value
+  name = value.sides[0]
+  named = isinstance(name, Quantity) and isinstance(name.value, sympy.Symbol)
+  return value.sides[1] if named and value.signs == ("=",) else value
+
+
+def _agree_collections(a: Collection, b: Collection) -> bool:
+  unordered = a.kind in _UNORDERED and b.kind in _UNORDERED
+  unions = "union" in (a.kind, b.kind)
+  if a.kind != b.kind and (not unordered or unions):
+    return False
+  if not unordered:
+    return len(a.items) == len(b.items) and all(map(agree, a.items, b.items))
+  return _covers(a.items, b.items) and _covers(b.items, a.items)
+
+
+def _covers(items: tuple, others: tuple) -> bool:
+  return all(any(agree(item, other) for other in others) for item in items)
+
+
+def _agree_relations(a: Relation, b: Relation) -> bool:
+  if len(a.signs) != len(b.signs):
+    return False
+  turned = Relation(
+    tuple(_FLIP[sign] for sign in reversed(b.signs)), b.sides[::-1]
+  )
+  for other in (b, turned):
+    if a.signs == other.signs and all(map(agree, a.sides, other.sides)):
+      return True
+    if a.signs == other.signs and len(a.signs) == 1 and _scaled(a, other):
+      return True
+  return False
+
+
+def _scaled(a: Relation, b: Relation) -> bool:
+  """Whether one relation is the other times a constant: 2y = 4x, y = 2x."""
+  sides = (*a.sides, *b.sides)
+  if not all(isinstance(side, Quantity) for side in sides):
+    return False
+  left = sides[0].value - sides[1].value
+  right = sides[2].value - sides[3].value
+  if same(right, sympy.Integer(0)):
+    return same(left, sympy.Integer(0))
+  ratio = sympy.simplify(left / right)
+  if not ratio.is_number or ratio.is_zero or not ratio.is_finite:
+    return False
+  return a.signs[0] in ("=", "!=") or bool(ratio.is_positive)
+
+
+def same(a: sympy.Expr, b: sympy.Expr) -> bool:
+  """Exact equality of two expressions."""
+  if a == b:
+    return True
+  if a.is_Rational and b.is_Rational:
+    return False
+  if any(value.is_infinite or value is sympy.nan for value in (a, b)):
+    return False
+  symbols = sorted(a.free_symbols | b.free_symbols, key=str)
+  tested = 0
+  for trial in range(5 if symbols else 1):
+    # Fixed points off every grid, of both signs.
+    point = {
+        symbol: sympy.Rational((-1) ** (trial + index) * (97 + 31 * trial),
+                               89 + 17 * index)
+        for index, symbol in enumerate(symbols)
+    }  # fmt: skip
+    verdict = _close(a.subs(point), b.subs(point))
+    if verdict is False:
+      return False
+    tested += verdict is True
+  if tested >= (3 if symbols else 1):
+    return True
+  return sympy.simplify(a - b) == 0
+
+
+def _close(a: sympy.Expr, b: sympy.Expr) -> bool | None:
+  """Agreement to 60 digits; None where the values say nothing."""
+  values = [sympy.N(value, 100) for value in (a, b, a - b)]
+  if not all(value.is_number and value.is_finite for value in values):
+    return None
+  size = max(abs(values[0]), abs(values[1]))
+  if size < sympy.Float("1e-50"):
+    return None
+  return bool(abs(values[2]) < size * sympy.Float("1e-60"))

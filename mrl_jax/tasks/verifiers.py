@@ -1,0 +1,100 @@
+"""The verifiers that come with the package, and how to name one's own.
+
+`exact` compares texts, `numeric` numbers, and `math` mathematical expressions.
+Each says `unparsed` where it found no answer, so that a model that does not
+keep to the form can be told from one that is wrong.
+"""
+
+import difflib
+import importlib
+from fractions import Fraction
+
+from mrl_jax.tasks import extract, verify
+from mrl_jax.tasks.dataset import Problem, Verifier
+
+
+def exact_check(completion: str, problem: Problem) -> verify.Verdict:
+  """Equal texts, but for white space; answer tags are looked into."""
+  gold = " ".join(problem.answer.split())
+  if not gold:
+    return verify.GOLD_UNPARSED
+  answer = extract.tagged(completion)
+  answer = " ".join((completion if answer is None else answer).split())
+  if not answer:
+    return verify.UNPARSED
+  return verify.CORRECT if answer == gold else verify.WRONG
+
+
+def numeric_check(completion: str, problem: Problem) -> verify.Verdict:
+  """Equal numbers, exactly: the answer's mark decides, else the last one."""
+  gold = _number(problem.answer)
+  if gold is None:
+    return verify.GOLD_UNPARSED
+  answer = _number(completion, last=True)
+  if answer is None:
+    return verify.UNPARSED
+  return verify.CORRECT if _same(gold, answer) else verify.WRONG
+
+
+def _number(text: str, last: bool = False) -> tuple[Fraction, bool] | None:
+  answer = extract.marked(text)
+  if answer is None:
+    answer = extract.cued(text)
+  if answer is None and last:
+    found = extract.numbers(text)
+    return found[-1] if found else None
+  return extract.only_number(text if answer is None else answer)
+
+
+def _same(a: tuple[Fraction, bool], b: tuple[Fraction, bool]) -> bool:
+  """Equality of numbers, 50% being 1/2.
+
+  Against a percentage, a bare number over 1 is read as one: it is no share.
+  """
+  (a_value, a_percent), (b_value, b_percent) = a, b
+  if a_percent == b_percent:
+    return a_value == b_value
+  percent, bare = (a_value, b_value) if a_percent else (b_value, a_value)
+  return percent == bare * 100 or (percent == bare and abs(bare) > 1)
+
+
+exact = Verifier(exact_check, quick=True)
+numeric = Verifier(numeric_check, quick=True)
+
+
+def resolve(spec: str) -> Verifier:
+  """The verifier that a flag names: a built-in, or `module:function`.
+
+  One's own is called as `function(completion, problem)`, in a process with a
+  deadline, and returns a bool, a reward or a `verify.Verdict`.
+
+  Raises:
+    ValueError: names the spec and what there is instead.
+  """
+  if spec == "math":
+    from mrl_jax.tasks import mathematics  # half a second of sympy
+
+    return mathematics.verifier
+  built_in = {"exact": exact, "numeric": numeric}
+  if spec in built_in:
+    return built_in[spec]
+  module, _, name = spec.partition(":")
+  if not module or not name:
+    raise ValueError(
+      f"verifier must be one of {[*built_in, 'math']} or module:function,"
+      f" got {spec!r}"
+    )
+  try:
+    found = importlib.import_module(module)
+  except ImportError as error:
+    raise ValueError(f"verifier {spec!r}: {error}") from None
+  check = getattr(found, name, None)
+  if isinstance(check, Verifier):
+    return check
+  if not callable(check):
+    there = [n for n in dir(found) if not n.startswith("_")]
+    close = difflib.get_close_matches(name, there, 5) or there[:10]
+    raise ValueError(
+      f"verifier {spec!r}: {module} has no function {name!r}; it has {close}"
+    )
+  return Verifier(check)

@@ -1,0 +1,304 @@
+"""Scoring completions without trusting them: a pool of killable processes.
+
+A completion is written by a model under training, and a verifier that parses
+it can loop, exhaust memory or crash the interpreter. So each verifier runs in
+its own process (a fresh interpreter, never a fork: the parent holds JAX's
+threads), under a hard deadline per item. What goes wrong costs that item's
+row alone: it is scored NaN, which takes the row out of every statistic, and
+the process is replaced.
+"""
+
+import collections
+import contextlib
+import enum
+import functools
+import logging
+import math
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mrl_jax.tasks.dataset import Problem, Verifier
+
+START_SECONDS = 120.0  # imports, on a busy machine; no item is waiting yet
+GRACE_SECONDS = 0.5  # between asking a process to end and ending it
+
+
+class Outcome(enum.StrEnum):
+  """What became of one completion; counted apart, never mixed."""
+
+  correct = "correct"
+  wrong = "wrong"
+  unparsed = "unparsed"  # no answer could be read from the completion
+  gold_unparsed = "gold_unparsed"  # nor from the gold answer: no row counts
+  timeout = "timeout"
+  error = "error"
+
+
+class Verdict(NamedTuple):
+  """A reward, NaN where the completion could not be scored, and why."""
+
+  reward: float
+  outcome: Outcome
+
+
+CORRECT = Verdict(1.0, Outcome.correct)
+WRONG = Verdict(0.0, Outcome.wrong)
+UNPARSED = Verdict(0.0, Outcome.unparsed)
+GOLD_UNPARSED = Verdict(math.nan, Outcome.gold_unparsed)
+TIMEOUT = Verdict(math.nan, Outcome.timeout)
+ERROR = Verdict(math.nan, Outcome.error)
+
+
+def grade(
+  check: Callable[[str, Problem], Any], completion: str, problem: Problem
+) -> Verdict:
+  """Runs `check` here and now; whatever it raises is an `error`."""
+  try:
+    return as_verdict(check(completion, problem))
+  except (Exception, SystemExit):
+    report(traceback.format_exc(limit=-3))
+    return ERROR
+
+
+def as_verdict(result: Any) -> Verdict:
+  """Reads a verifier's answer; a number counts as correct from 1 on.
+
+  Raises:
+    TypeError: for anything but a bool, a finite number or a `Verdict`.
+  """
+  if isinstance(result, Verdict):
+    return result
+  if isinstance(result, bool | np.bool_):
+    return CORRECT if result else WRONG
+  number = isinstance(result, int | float | np.integer | np.floating)
+  if number and math.isfinite(result):
+    outcome = Outcome.correct if result >= 1 else Outcome.wrong
+    return Verdict(float(result), outcome)
+  raise TypeError(
+    "a verifier must return a bool, a finite number or a Verdict, got"
+    f" {result!r}"
+  )
+
+
+def counts(verdicts: Sequence[Verdict]) -> dict[str, int]:
+  """How many verdicts there are of every outcome, zeros included."""
+  seen = collections.Counter(verdict.outcome.value for verdict in verdicts)
+  return {outcome.value: seen[outcome.value] for outcome in Outcome}
+
+
+@functools.lru_cache(maxsize=256)
+def report(text: str) -> None:
+  """Logs a verifier's failure, the same one once per process."""
+  logging.getLogger(__name__).warning("verifier failed: %s", text)
+
+
+class Pool:
+  """Scores completions; processes start on first use and are kept.
+
+  Callable from any thread; calls take turns. Use it as a context manager or
+  call `close`; a pool that is forgotten ends its processes with it.
+  """
+
+  def __init__(
+    self,
+    verifier: Verifier,
+    workers: int = 2,
+    deadline_seconds: float = 10.0,
+    memory_bytes: int | None = 4 << 30,
+  ):
+    """Prepares `workers` processes of `memory_bytes` address space each."""
+    if workers < 1:
+      raise ValueError(f"workers must be 1 or more, got {workers}")
+    if not deadline_seconds > 0:
+      raise ValueError(
+        f"deadline_seconds must be positive, got {deadline_seconds}"
+      )
+    self._verifier = verifier
+    self._count = workers
+    self._deadline = deadline_seconds
+    self._lock = threading.Lock()
+    self._workers: list[_Worker] = []
+    self._closed = False
+    self._settings = (deadline_seconds, memory_bytes, _portable(verifier))
+    self._finalizer = weakref.finalize(self, _end, self._workers)
+
+  def score(self, items: Sequence[tuple[str, Problem]]) -> list[Verdict]:
+    """Returns the verdict of each (completion, problem), in order.
+
+    Raises:
+      RuntimeError: where the verifier cannot be loaded in a process at all.
+    """
+    if self._verifier.quick:
+      return [grade(self._verifier.check, *item) for item in items]
+    with self._lock:
+      if self._closed:
+        raise RuntimeError("this pool is closed")
+      try:
+        return self._run(list(items))
+      except BaseException:
+        # A busy process would answer the next call with this call's verdict.
+        _end(self._workers)
+        raise
+
+  def close(self) -> None:
+    """Ends all processes and waits for them; scoring is over."""
+    with self._lock:
+      self._closed = True
+      _end(self._workers)
+
+  def __enter__(self) -> "Pool":
+    return self
+
+  def __exit__(self, *unused) -> None:
+    self.close()
+
+  def _run(self, items: list[tuple[str, Problem]]) -> list[Verdict]:
+    verdicts: list[Verdict] = [ERROR] * len(items)
+    pending = collections.deque(range(len(items)))
+    while True:
+      self._dispatch(items, pending)
+      busy = [worker for worker in self._workers if worker.item is not None]
+      if not pending and not busy:
+        return verdicts
+      waiting = [w for w in self._workers if w.item is not None or not w.ready]
+      if not waiting:
+        continue  # those that were idle had died; dispatch starts others
+      until = min(worker.until for worker in waiting)
+      answered = multiprocessing.connection.wait(
+        [worker.connection for worker in waiting],
+        max(0.0, until - time.monotonic()),
+      )
+      now = time.monotonic()  # before any kill below takes its time
+      for worker in waiting:
+        if worker.connection in answered:
+          self._receive(worker, verdicts)
+        elif now >= worker.until:
+          self._overdue(worker, verdicts)
+
+  def _dispatch(self, items: list, pending: collections.deque) -> None:
+    """Gives every idle process an item, starting processes as needed."""
+    idle = sum(worker.item is None for worker in self._workers)
+    wanted = min(self._count - len(self._workers), len(pending) - idle)
+    for _ in range(wanted):
+      self._workers.append(_Worker(self._settings))
+    for worker in list(self._workers):
+      if not worker.ready or worker.item is not None or not pending:
+        continue
+      index = pending.popleft()
+      try:
+        worker.connection.send_bytes(pickle.dumps(items[index]))
+      except OSError:  # it died while idle, which is not the item's fault
+        pending.appendleft(index)
+        self._remove(worker)
+      else:
+        worker.item = index
+        worker.until = time.monotonic() + self._deadline
+
+  def _receive(self, worker: "_Worker", verdicts: list[Verdict]) -> None:
+    try:
+      answer = worker.connection.recv()
+    except (EOFError, OSError, pickle.UnpicklingError):
+      if not worker.ready:
+        raise RuntimeError("a verifier process died while starting") from None
+      verdicts[worker.item] = ERROR
+      self._remove(worker)
+      code = worker.process.returncode
+      report(f"its process ended with code {code} before answering")
+      return
+    if not worker.ready:
+      if answer is not None:
+        raise RuntimeError(f"the verifier could not be loaded:\n{answer}")
+      worker.ready = True
+      return
+    verdicts[worker.item] = answer
+    worker.item = None
+
+  def _overdue(self, worker: "_Worker", verdicts: list[Verdict]) -> None:
+    if not worker.ready:
+      raise RuntimeError(
+        f"a verifier process did not start in {START_SECONDS} seconds"
+      )
+    verdicts[worker.item] = TIMEOUT
+    self._remove(worker)
+
+  def _remove(self, worker: "_Worker") -> None:
+    self._workers.remove(worker)
+    worker.end()
+
+
+class _Worker:
+  """One process, the pipe to it, and the item it works on."""
+
+  def __init__(self, settings: tuple):
+    self.connection, theirs = multiprocessing.Pipe()
+    environment = os.environ | {
+      "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+      "JAX_PLATFORMS": "cpu",
+      "CUDA_VISIBLE_DEVICES": "",
+      "OMP_NUM_THREADS": "1",
+      "OPENBLAS_NUM_THREADS": "1",
+    }
+    # Not multiprocessing's spawn: that re-imports the main program, which
+    # here is the trainer, JAX and all.
+    self.process = subprocess.Popen(
+      [sys.executable, "-m", "mrl_jax.tasks.worker", str(theirs.fileno())],
+      env=environment,
+      pass_fds=[theirs.fileno()],
+      stdin=subprocess.DEVNULL,
+      stdout=subprocess.DEVNULL,
+      start_new_session=True,  # Ctrl-C is the parent's; a group to kill
+    )
+    theirs.close()
+    self.item: int | None = None
+    self.ready = False
+    self.until = time.monotonic() + START_SECONDS
+    with contextlib.suppress(OSError):  # a dead one is noticed by receiving
+      self.connection.send(settings)
+
+  def end(self) -> None:
+    """Terminates, then kills, then reaps the process and what it started."""
+    self._signal(signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+      self.process.wait(GRACE_SECONDS)
+    self._signal(signal.SIGKILL)
+    self.process.wait()
+    self.connection.close()
+
+  def _signal(self, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+      os.killpg(self.process.pid, number)
+
+
+def _end(workers: list[_Worker]) -> None:
+  while workers:
+    workers.pop().end()
+
+
+def _portable(verifier: Verifier) -> bytes:
+  """Returns the check pickled, as its processes will receive it."""
+  if verifier.quick:
+    return b""
+  check = getattr(verifier.check, "func", verifier.check)
+  module = getattr(check, "__module__", None)
+  try:
+    if module == "__main__":
+      raise pickle.PicklingError("it is defined in the main program")
+    return pickle.dumps(verifier.check)
+  except (pickle.PicklingError, AttributeError, TypeError) as error:
+    raise ValueError(
+      f"verifier {verifier.check!r} cannot be sent to a process: {error};"
+      " it must be a module-level function of an importable module"
+    ) from None

@@ -1,0 +1,409 @@
+"""Verifiers judge right, and what goes wrong in one costs its row only."""
+
+import collections
+import functools
+import importlib.util
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import bad_verifiers
+import pytest
+
+from mrl_jax.tasks import extract, mathematics, verifiers, verify
+from mrl_jax.tasks.dataset import Problem, Verifier
+
+SECOND = Problem("p", "?", "42")
+
+
+@pytest.fixture(scope="module")
+def pool():
+  """Two processes with a deadline that a loop meets soon."""
+  verifier = verifiers.resolve("bad_verifiers:obey")
+  with verify.Pool(verifier, workers=2, deadline_seconds=0.6) as pool:
+    yield pool
+
+
+@pytest.fixture(scope="module")
+def math_pool():
+  with verify.Pool(mathematics.verifier, 1, deadline_seconds=30.0) as pool:
+    yield pool
+
+
+def outcomes(pool, completions, answer="42"):
+  problem = SECOND._replace(answer=answer)
+  return [
+    verdict.outcome.value
+    for verdict in pool.score([(text, problem) for text in completions])
+  ]
+
+
+def judge(check, completion, gold):
+  return check(completion, Problem("p", "?", gold)).outcome.value
+
+
+WRONGLY_TRUE = [
+  ("1/2^98", "1/2^99"),
+  ("1/2^{998}", "1/2^{999}"),
+  ("10^{-40}", "10^{-41}"),
+  ("1e-30", "0"),
+  ("$4$", "$4\\sqrt(2)$"),
+  ("$4\\sqrt(2)$", "$4$"),
+  ("2", "2\\pi"),
+  ("2", "2^{10}"),
+  ("a", "ab"),
+  ("\\frac{a}{b}", "\\frac{a}{b}c"),
+  ("9", "4 5"),
+  ("9", "(4)(5)"),
+  ("(1,2)", "{1,2}"),
+  ("{1,2}", "(1,2)"),
+  ("$(1,2)$", "$\\{1,2\\}$"),
+  ("[1,2]", "(1,2)"),
+  ("[1,2)", "(1,2]"),
+  ("(1,2)", "(2,1)"),
+  ("1,2", "1,2,3"),
+  ("\\{1,2\\}", "\\{1\\}"),
+  ("x>3", "x\\ge 3"),
+  ("x>3", "x<3"),
+  ("seat", "east"),
+  ("5\\text{ m}", "5\\text{ cm}"),
+  ("\\pi", "3.14159265358979"),
+  ("\\boxed{\\frac{1}{3}}", "\\boxed{\\frac{1}{2}}"),
+  (
+    "\\begin{pmatrix}1\\\\2\\end{pmatrix}",
+    "\\begin{pmatrix}2\\\\1\\end{pmatrix}",
+  ),
+]
+WRONGLY_FALSE = [
+  ("pi/2", "\\boxed{\\dfrac{\\pi}{2}}"),
+  ("-2*pi", "\\boxed{-2\\pi}"),
+  ("sqrt(2)/2", "\\boxed{\\frac{1}{\\sqrt{2}}}"),
+  ("x^2+1", "\\boxed{1+x^2}"),
+  ("\\text{east}", "\\boxed{\\text{East}}"),
+  ("1,2,3", "\\boxed{\\{3,2,1\\}}"),
+  ("50\\%", "\\boxed{0.5}"),
+  ("50\\%", "50"),
+  ("1,234", "1234"),
+  ("2^99", "2^{99}"),
+  ("2**3", "8"),
+  ("2\\frac{1}{3}", "7/3"),
+  ("0.1\\overline{6}", "1/6"),
+  ("x=3", "3"),
+  ("5", "x = 5"),
+  ("y=2x+1", "2x+1=y"),
+  ("2y=4x", "y=2x"),
+  ("x>3", "3<x"),
+  ("-1<x<2", "2>x>-1"),
+  ("[1,2)", "x \\in [1,2)"),
+  ("(-\\infty,2]\\cup[3,\\infty)", "[3,\\infty)\\cup(-\\infty,2]"),
+  ("3 \\pm \\sqrt2", "3-\\sqrt{2}, 3+\\sqrt{2}"),
+  ("(x+1)(x-1)", "x^2-1"),
+  ("\\sin^2 x+\\cos^2 x", "1"),
+  ("e^{i\\pi}", "-1"),
+  ("|x|", "\\sqrt{x^2}"),
+  ("\\binom{5}{2}", "10"),
+  ("\\sum_{i=1}^{3} i", "6"),
+  ("6", "\\boxed{\\sum_{i=1}^{3} i}"),
+  (
+    "\\begin{pmatrix}1\\\\2\\end{pmatrix}",
+    "\\begin{bmatrix}1\\\\ \\frac{4}{2}\\end{bmatrix}",
+  ),
+  ("72", "The answer is 72, in total, so that is it."),
+  ("(1,2)", "The answer is (1, 2)."),
+  ("\\frac{\\pi}{2}", "So we get $\\frac{\\pi}{2}$ radians."),
+  ("C", "The answer is C."),
+]
+
+
+def test_math_is_never_wrongly_true(math_pool):
+  items = [(text, Problem("p", "?", gold)) for gold, text in WRONGLY_TRUE]
+  got = [verdict.outcome.value for verdict in math_pool.score(items)]
+  assert dict(zip(WRONGLY_TRUE, got, strict=True)) == dict.fromkeys(
+    WRONGLY_TRUE, "wrong"
+  )
+
+
+def test_math_is_never_wrongly_false(math_pool):
+  items = [(text, Problem("p", "?", gold)) for gold, text in WRONGLY_FALSE]
+  got = [verdict.outcome.value for verdict in math_pool.score(items)]
+  assert dict(zip(WRONGLY_FALSE, got, strict=True)) == dict.fromkeys(
+    WRONGLY_FALSE, "correct"
+  )
+
+
+def test_math_counts_outcomes_apart(math_pool):
+  items = [
+    ("\\boxed{5}", Problem("a", "?", "5")),
+    ("\\boxed{6}", Problem("a", "?", "5")),
+    ("\\boxed{", Problem("a", "?", "5")),
+    ("<answer></answer> 5", Problem("a", "?", "5")),
+    ("5", Problem("b", "?", "\\frac{1}{")),
+    ("5", Problem("b", "?", "")),
+  ]
+  verdicts = math_pool.score(items)
+  assert [verdict.outcome.value for verdict in verdicts] == [
+      "correct", "wrong", "unparsed", "unparsed", "gold_unparsed",
+      "gold_unparsed",
+  ]  # fmt: skip
+  assert [v.reward for v in verdicts[:4]] == [1.0, 0.0, 0.0, 0.0]
+  # An unreadable gold answer takes every row of its group out.
+  assert all(math.isnan(verdict.reward) for verdict in verdicts[4:])
+  assert verify.counts(verdicts) == {
+      "correct": 1, "wrong": 1, "unparsed": 2, "gold_unparsed": 2,
+      "timeout": 0, "error": 0,
+  }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  "text", ["9^{9^{9^{9}}}", "1000000!", "(" * 5000, "9" * 6000, "2^{" * 200]
+)
+def test_math_refuses_what_would_never_end(math_pool, text):
+  start = time.monotonic()
+  assert outcomes(math_pool, [f"\\boxed{{{text}}}"]) == ["unparsed"]
+  assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize(
+  ("gold", "text", "outcome"),
+  [
+    ("72", "The answer is 72, in total, so 3 more than before", "correct"),
+    ("72", "That makes 80 - 8 = 72.", "correct"),
+    ("72", "<answer></answer>", "unparsed"),
+    ("72", "It is 72. <answer></answer>", "unparsed"),
+    ("72", "It is 72. <answer>", "unparsed"),
+    ("72", "<answer>71</answer> no, <answer>72</answer>", "correct"),
+    ("1/2", "\\boxed{\\frac{1}{2}}", "correct"),
+    ("\\boxed{\\frac{1}{3}}", "\\boxed{\\frac{1}{2}}", "wrong"),
+    ("1/3", "\\boxed{\\frac{1}{2}}", "wrong"),
+    ("5000", "long story\n#### 5,000", "correct"),
+    ("2 * 9 = 18\n#### 18", "so 18", "correct"),
+    ("1000000", "1,000,000.00 dollars", "correct"),
+    ("5", "The answer is **5**", "correct"),
+    ("5", "The final answer is:\n\n$$5$$", "correct"),
+    ("5", "The answer is $5. I hope the answer helps", "correct"),
+    ("5", "the answer is 2 + 3 = 5", "correct"),
+    ("-5", "x = −5", "correct"),
+    ("5", "10-5", "wrong"),
+    ("-3", "-\\frac{6}{2}", "correct"),
+    ("7/3", "2\\frac{1}{3}", "correct"),
+    ("90", "\\boxed{90^\\circ}", "correct"),
+    ("5", "\\boxed{5\\text{ cm}^2}", "correct"),
+    ("0.5", "50%", "correct"),
+    ("50", "50%", "correct"),
+    ("0.5", "0.5%", "wrong"),
+    ("1/3", "0.3333", "wrong"),
+    ("4", "\\boxed{4\\sqrt{2}}", "unparsed"),
+    ("2", "$4\\sqrt(2)$", "unparsed"),
+    ("2", "2x", "unparsed"),
+    ("5", "5/0", "unparsed"),
+    ("5", "no idea", "unparsed"),
+    ("5", "9" * 5000, "unparsed"),
+    ("between 3 and 5", "4", "gold_unparsed"),
+    ("", "4", "gold_unparsed"),
+  ],
+)
+def test_numeric(gold, text, outcome):
+  assert judge(verifiers.numeric_check, text, gold) == outcome
+
+
+def test_exact():
+  assert judge(verifiers.exact_check, " a\n b ", "a b") == "correct"
+  assert judge(verifiers.exact_check, "A b", "a b") == "wrong"
+  assert judge(verifiers.exact_check, "x <answer>a</answer>", "a") == "correct"
+  assert judge(verifiers.exact_check, "<answer> </answer>", "a") == "unparsed"
+  assert judge(verifiers.exact_check, "a", " ") == "gold_unparsed"
+
+
+@pytest.mark.parametrize("check", ["exact_check", "numeric_check"])
+def test_quick_verifiers_are_quick_on_hostile_text(check):
+  texts = ["<answer>", "\\boxed{", "the answer is ", "$", "1,", "####", "9/"]
+  start = time.monotonic()
+  for text in texts:
+    judge(getattr(verifiers, check), text * (20_000 // len(text)), "5")
+  assert time.monotonic() - start < 2
+
+
+def test_boxes_nest():
+  assert extract.boxed("\\boxed{1} \\boxed{\\frac{1}{2}} x") == "\\frac{1}{2}"
+  assert extract.boxed("\\boxed{\\{1,2\\}}") == "\\{1,2\\}"
+  assert extract.boxed("\\boxed{\\frac{1}{2}") == ""
+  assert extract.boxed("none") is None
+
+
+def test_results_keep_the_order_of_the_items(pool):
+  completions = ["42" if i % 3 == 0 else "7" for i in range(60)]
+  want = ["correct" if i % 3 == 0 else "wrong" for i in range(60)]
+  assert outcomes(pool, completions) == want
+  assert outcomes(pool, []) == []
+
+
+@pytest.mark.parametrize(
+  "bad", ["loop", "loop in C", "ignore SIGTERM", "child"]
+)
+def test_a_loop_is_killed_and_costs_its_own_row(pool, bad):
+  start = time.monotonic()
+  got = outcomes(pool, ["42", bad, "7", "42", "42"])
+  assert got == ["correct", "timeout", "wrong", "correct", "correct"]
+  assert time.monotonic() - start < 10
+  assert outcomes(pool, ["42", "7"]) == ["correct", "wrong"]
+
+
+@pytest.mark.parametrize(
+  "bad",
+  ["exit", "sys.exit", "segfault", "memory", "raise", "none", "nan"],
+)
+def test_a_crash_costs_its_own_row(pool, bad):
+  got = outcomes(pool, ["42", bad, "7", "42"])
+  assert got == ["correct", "error", "wrong", "correct"]
+  verdict = pool.score([(bad, SECOND)])[0]
+  assert math.isnan(verdict.reward)
+
+
+def test_rewards_pass_through(pool):
+  half, unparsed, shout = pool.score(
+    [(text, SECOND) for text in ["half", "unparsed", "print"]]
+  )
+  assert half == verify.Verdict(0.5, verify.Outcome.wrong)
+  assert unparsed == verify.UNPARSED
+  assert shout == verify.CORRECT  # output does not disturb the pipe
+
+
+def test_processes_are_kept_clean_and_few(pool):
+  pids = {v.reward for v in pool.score([("pid", SECOND)] * 20)}
+  again = {v.reward for v in pool.score([("pid", SECOND)] * 20)}
+  assert len(pids | again) <= 2
+  assert os.getpid() not in pids
+  assert outcomes(pool, ["jax", "platform"]) == ["wrong", "correct"]
+
+
+def test_the_tasks_import_no_jax():
+  code = (
+    "import sys; from mrl_jax.tasks import dataset, arithmetic, files, gym,"
+    " verify, verifiers, mathematics; from mrl_jax import measure;"
+    " sys.exit('jax' in sys.modules)"
+  )
+  assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_any_thread_gets_the_right_verdicts(pool, math_pool):
+  """Two right answers, a wrong one and a loop, from four threads at once."""
+  results = collections.defaultdict(list)
+
+  def work(name):
+    results[name] += outcomes(pool, ["42", "7", "loop", "42"])
+    results[name] += outcomes(math_pool, ["\\boxed{84/2}", "7"])
+
+  threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  want = ["correct", "wrong", "timeout", "correct", "correct", "wrong"]
+  assert dict(results) == dict.fromkeys(range(4), want)
+
+
+def test_a_loop_leaves_no_zombie_and_close_no_orphan():
+  pool = verify.Pool(Verifier(bad_verifiers.obey), 2, deadline_seconds=0.3)
+  pids = [int(v.reward) for v in pool.score([("pid", SECOND)] * 8)]
+  assert outcomes(pool, ["loop", "child"]) == ["timeout", "timeout"]
+  for pid in set(pids):
+    assert not os.path.exists(f"/proc/{pid}")
+  pids = {int(v.reward) for v in pool.score([("pid", SECOND)] * 8)}
+  pool.close()
+  pool.close()
+  assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+  with pytest.raises(RuntimeError, match="closed"):
+    pool.score([("42", SECOND)])
+
+
+def test_an_idle_process_that_dies_costs_nothing():
+  with verify.Pool(Verifier(bad_verifiers.obey), 1, 5.0) as pool:
+    pid = int(pool.score([("pid", SECOND)])[0].reward)
+    os.kill(pid, 9)
+    time.sleep(0.1)
+    assert outcomes(pool, ["42", "7"]) == ["correct", "wrong"]
+
+
+def test_processes_end_with_their_parent(tmp_path):
+  """Kill -9 of a parent that is inside a looping verifier."""
+  code = (
+    "import bad_verifiers, sys; from mrl_jax.tasks import verify, dataset\n"
+    "pool = verify.Pool(dataset.Verifier(bad_verifiers.obey), 1, 0.5)\n"
+    "p = dataset.Problem('p', '?', '42')\n"
+    "print(int(pool.score([('pid', p)])[0].reward), flush=True)\n"
+    "pool.score([('42', p)]); sys.stdin.read()\n"
+  )
+  environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+  parent = subprocess.Popen(
+    [sys.executable, "-c", code],
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    env=environment,
+  )
+  pid = int(parent.stdout.readline())
+  parent.kill()
+  parent.communicate()
+  deadline = time.monotonic() + 10
+  while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
+    time.sleep(0.05)
+  assert not _alive(pid)
+
+
+def _alive(pid):
+  try:
+    with open(f"/proc/{pid}/stat") as stat:
+      return stat.read().rpartition(")")[2].split()[0] != "Z"
+  except FileNotFoundError:
+    return False
+
+
+def test_quick_verifiers_need_no_process():
+  check = lambda completion, problem: completion == problem.answer  # noqa: E731
+  pool = verify.Pool(Verifier(check, quick=True))
+  assert outcomes(pool, ["42", "7"]) == ["correct", "wrong"]
+  broken = verify.Pool(Verifier(functools.partial(int, base=99), quick=True))
+  assert outcomes(broken, ["42"]) == ["error"]
+
+
+def test_what_cannot_be_sent_or_loaded_is_one_error(tmp_path):
+  with pytest.raises(ValueError, match="module-level"):
+    verify.Pool(Verifier(lambda completion, problem: True))
+  source = tmp_path / "vanishing.py"
+  source.write_text("def check(completion, problem):\n  return True\n")
+  spec = importlib.util.spec_from_file_location("vanishing", source)
+  module = importlib.util.module_from_spec(spec)
+  sys.modules["vanishing"] = module
+  spec.loader.exec_module(module)
+  with (
+    verify.Pool(Verifier(module.check), 1) as pool,
+    pytest.raises(RuntimeError, match=r"could not be loaded[\s\S]*vanishing"),
+  ):
+    pool.score([("42", SECOND)])
+  for arguments in [{"workers": 0}, {"deadline_seconds": 0.0}]:
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+      verify.Pool(verifiers.exact, **arguments)
+
+
+@pytest.mark.parametrize(
+  ("spec", "message"),
+  [
+    ("exakt", r"exact.*numeric.*math.*'exakt'"),
+    ("no_such_module:f", "no_such_module"),
+    ("bad_verifiers:obay", r"no function 'obay'.*obey"),
+    ("bad_verifiers:not_a_function", "no function"),
+    (":f", "module:function"),
+  ],
+)
+def test_unknown_verifiers_are_refused(spec, message):
+  with pytest.raises(ValueError, match=message):
+    verifiers.resolve(spec)
+
+
+def test_built_in_verifiers_by_name():
+  assert verifiers.resolve("exact") is verifiers.exact
+  assert verifiers.resolve("numeric") is verifiers.numeric
+  assert verifiers.resolve("math") is mathematics.verifier
+  assert not mathematics.verifier.quick
