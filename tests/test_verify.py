@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import math
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -12,8 +13,17 @@ import time
 
 import bad_verifiers
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from mrl_jax.tasks import extract, mathematics, verifiers, verify
+from mrl_jax.tasks import (
+  extract,
+  mathematics,
+  tokens,
+  values,
+  verifiers,
+  verify,
+)
 from mrl_jax.tasks.dataset import Problem, Verifier
 
 SECOND = Problem("p", "?", "42")
@@ -327,14 +337,15 @@ def test_an_idle_process_that_dies_costs_nothing():
     assert outcomes(pool, ["42", "7"]) == ["correct", "wrong"]
 
 
-def test_processes_end_with_their_parent(tmp_path):
-  """Kill -9 of a parent that is inside a looping verifier."""
+@pytest.mark.parametrize("at_work", [False, True])
+def test_processes_end_with_their_parent(at_work):
+  """Kill -9 of the parent, with the process idle or deep in a loop."""
   code = (
     "import bad_verifiers, sys; from mrl_jax.tasks import verify, dataset\n"
-    "pool = verify.Pool(dataset.Verifier(bad_verifiers.obey), 1, 0.5)\n"
+    "pool = verify.Pool(dataset.Verifier(bad_verifiers.obey), 1, 0.7)\n"
     "p = dataset.Problem('p', '?', '42')\n"
     "print(int(pool.score([('pid', p)])[0].reward), flush=True)\n"
-    "pool.score([('42', p)]); sys.stdin.read()\n"
+    f"{at_work} and pool.score([('loop in C', p)]); sys.stdin.read()\n"
   )
   environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
   parent = subprocess.Popen(
@@ -344,10 +355,11 @@ def test_processes_end_with_their_parent(tmp_path):
     env=environment,
   )
   pid = int(parent.stdout.readline())
+  time.sleep(0.2)
   parent.kill()
   parent.communicate()
   deadline = time.monotonic() + 10
-  while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
+  while _alive(pid) and time.monotonic() < deadline:
     time.sleep(0.05)
   assert not _alive(pid)
 
@@ -358,6 +370,68 @@ def _alive(pid):
       return stat.read().rpartition(")")[2].split()[0] != "Z"
   except FileNotFoundError:
     return False
+
+
+def test_an_interrupt_leaves_nothing_behind():
+  """Ctrl-C while a verifier loops; the pool still works afterwards."""
+  with verify.Pool(
+    Verifier(bad_verifiers.obey), 1, deadline_seconds=30
+  ) as pool:
+    pid = int(pool.score([("pid", SECOND)])[0].reward)
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+      pool.score([("loop", SECOND)])
+    assert not os.path.exists(f"/proc/{pid}")
+    assert outcomes(pool, ["42", "7"]) == ["correct", "wrong"]
+
+
+PIECES = st.sampled_from(
+  r"""1 42 1/2 x y \frac { } ( ) [ ] \{ \} , ^ _ \sqrt \pi + - * / = < \le | e
+    \cup ! % \text{a} $ or \pm \infty . \sin log \begin{pmatrix} & \\ 0 \binom
+    \end{pmatrix} \lfloor \in cm ° 1e400 ; \overline 0. \log_""".split()  # noqa: SIM905
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(PIECES, max_size=9).map("".join))
+def test_any_text_is_read_or_refused(text):
+  """And what is read agrees with itself."""
+  try:
+    value = values.read(text)
+  except tokens.Unreadable:
+    return
+  if "nan" not in str(value) and "zoo" not in str(value):
+    assert values.agree(value, values.read(text))
+
+
+@given(
+  st.fractions(max_denominator=999),
+  st.fractions(max_denominator=999),
+  st.sampled_from([verifiers.numeric_check, mathematics.check]),
+)
+def test_fractions_agree_only_when_equal(a, b, check):
+  sign = "-" if b < 0 else ""
+  latex = f"{sign}\\frac{{{abs(b.numerator)}}}{{{b.denominator}}}"
+  want = "correct" if a == b else "wrong"
+  assert judge(check, f"\\boxed{{{latex}}}", str(a)) == want
+  assert judge(check, f"The answer is ${latex}$.", str(b)) == "correct"
+
+
+@pytest.mark.parametrize(
+  ("text", "key"),
+  [
+    ("The answer is 1,234.", "1234"),
+    ("\\boxed{\\frac{2}{4}}", "1/2"),
+    ("743", "743"),
+    ("<answer> East  side</answer>", "east side"),
+    ("<answer></answer> 5", None),
+    ("first 3\nthen 4", "4"),
+    ("", None),
+  ],
+)
+def test_answers_that_vote_together(text, key):
+  assert extract.key(text) == key
 
 
 def test_quick_verifiers_need_no_process():

@@ -8,10 +8,10 @@ set, and an open interval not a closed one.
 """
 
 import math
-import re
-from typing import NamedTuple
 
 import sympy
+
+from mrl_jax.tasks import tokens
 
 _MAX_BITS = 100_000  # of a power's value; towers of exponents stop here
 _MAX_FACTORIAL = 2_000
@@ -31,24 +31,6 @@ _GREEK = frozenset(
 _CONSTANTS = {
     "pi": sympy.pi, "infty": sympy.oo, "e": sympy.E, "i": sympy.I,
 }  # fmt: skip
-NAMES = frozenset([*_FUNCTIONS, "pi", "sqrt", "infty"])  # without backslash
-_TOKEN = re.compile(
-  r"(?P<number>\d+\.?\d*|\.\d+)|\\(?P<command>[a-zA-Z]+)|(?P<word>[a-zA-Z]+)"
-  r"|(?P<mark>[-+*/^!%(){}\[\]|_])|(?P<space>\s+)"
-)
-
-
-class Unreadable(ValueError):
-  """The text is not an expression of this grammar."""
-
-
-class Token(NamedTuple):
-  kind: str  # number, command, letter, mark, end
-  text: str
-  spaced: bool  # white space stood before it
-
-
-_END = Token("end", "", False)
 
 
 def read(text: str) -> sympy.Expr:
@@ -57,62 +39,31 @@ def read(text: str) -> sympy.Expr:
   Raises:
     Unreadable: at the first token that does not belong.
   """
-  reader = _Reader(_tokens(text))
+  reader = _Reader(tokens.cut(text))
   value = reader.sum()
   if reader.next.kind != "end":
-    raise Unreadable(f"{reader.next.text!r} does not belong in {text!r}")
+    raise tokens.Unreadable(f"{reader.next.text!r} does not belong in {text!r}")
   return value
-
-
-def _tokens(text: str) -> list[Token]:
-  tokens, position, spaced = [], 0, False
-  while position < len(text):
-    match = _TOKEN.match(text, position)
-    if match is None:
-      raise Unreadable(f"unknown character {text[position]!r} in {text!r}")
-    position, kind = match.end(), match.lastgroup
-    if kind == "word":
-      tokens += _word(match["word"], spaced)
-    elif kind != "space":
-      tokens.append(Token(kind, match[kind], spaced))
-    spaced = kind == "space"
-  return tokens
-
-
-def _word(word: str, spaced: bool) -> list[Token]:
-  """A known name is a command, any other word a product of its letters."""
-  if word in NAMES:
-    return [Token("command", word, spaced)]
-  if word == "oo":
-    return [Token("command", "infty", spaced)]
-  if word.endswith("pi") and len(word) > 2:  # as in 2xpi
-    return [*_word(word[:-2], spaced), Token("command", "pi", False)]
-  if len(word) > 4:
-    raise Unreadable(f"{word!r} is a word")
-  return [
-    Token("letter", letter, spaced and index == 0)
-    for index, letter in enumerate(word)
-  ]
 
 
 class _Reader:
   """One pass over the tokens; each method reads one level of precedence."""
 
-  def __init__(self, tokens: list[Token]):
-    self._tokens = tokens
+  def __init__(self, found: list[tokens.Token]):
+    self._tokens = found
     self._at = 0
     self._depth = 0
     self._bars = 0
 
   @property
-  def next(self) -> Token:
+  def next(self) -> tokens.Token:
     return self._peek(0)
 
-  def _peek(self, ahead: int) -> Token:
+  def _peek(self, ahead: int) -> tokens.Token:
     at = self._at + ahead
-    return self._tokens[at] if at < len(self._tokens) else _END
+    return self._tokens[at] if at < len(self._tokens) else tokens.END
 
-  def _take(self) -> Token:
+  def _take(self) -> tokens.Token:
     token = self.next
     self._at += 1
     return token
@@ -122,13 +73,13 @@ class _Reader:
 
   def _expect(self, mark: str) -> None:
     if not self._is(mark):
-      raise Unreadable(f"expected {mark!r}, found {self.next.text!r}")
+      raise tokens.Unreadable(f"expected {mark!r}, found {self.next.text!r}")
     self._at += 1
 
   def sum(self) -> sympy.Expr:
     self._depth += 1
     if self._depth > _MAX_DEPTH:
-      raise Unreadable("nested too deeply")
+      raise tokens.Unreadable("nested too deeply")
     value = self._product()
     while self._is("+", "-"):
       minus = self._take().text == "-"
@@ -156,7 +107,7 @@ class _Reader:
     if self.next.kind == "number":
       before = self._tokens[self._at - 1]
       if before.kind == "number" or self.next.spaced:
-        raise Unreadable("two numbers with nothing between them")
+        raise tokens.Unreadable("two numbers with nothing between them")
       return True
     if self.next.kind == "mark":
       return self._is("(", "{") or (self._is("|") and not self._bars)
@@ -184,7 +135,7 @@ class _Reader:
       if value.is_Integer and 0 <= value <= _MAX_FACTORIAL:
         value = sympy.factorial(value)
       elif value.is_number:
-        raise Unreadable(f"{value}! is out of range")
+        raise tokens.Unreadable(f"{value}! is out of range")
       else:
         value = sympy.factorial(value)
     return value
@@ -207,7 +158,7 @@ class _Reader:
       self._expect("|")
       self._bars -= 1
       return sympy.Abs(value)
-    raise Unreadable(f"{token.text!r} starts no expression")
+    raise tokens.Unreadable(f"{token.text!r} starts no expression")
 
   def _number(self, text: str) -> sympy.Expr:
     value = _rational(text)
@@ -248,7 +199,7 @@ class _Reader:
     if name in ("binom", "dbinom", "tbinom"):
       top, bottom = self._argument(), self._argument()
       if top.is_number and not abs(top) <= _MAX_FACTORIAL:
-        raise Unreadable("binomial out of range")
+        raise tokens.Unreadable("binomial out of range")
       return sympy.binomial(top, bottom)
     if name in _FUNCTIONS:
       return self._function(name)
@@ -258,12 +209,12 @@ class _Reader:
       return _CONSTANTS[name]
     if name in _GREEK or name.lower() in _GREEK:
       return self._symbol(name)
-    raise Unreadable(f"\\{name} is not read here")
+    raise tokens.Unreadable(f"\\{name} is not read here")
 
   def _fenced(self, name: str) -> sympy.Expr:
     value = self.sum()
     if self._take().text != "r" + name[1:]:
-      raise Unreadable(f"\\{name} is not closed")
+      raise tokens.Unreadable(f"\\{name} is not closed")
     apply = {"lfloor": sympy.floor, "lceil": sympy.ceiling}
     return apply.get(name, sympy.Abs)(value)
 
@@ -284,7 +235,7 @@ class _Reader:
       self._at += 1
       exponent = self._argument()
       if exponent == -1:
-        raise Unreadable(f"{name}^-1 is ambiguous")
+        raise tokens.Unreadable(f"{name}^-1 is ambiguous")
     value = self._operand()
     value = apply(value) if base is None else sympy.log(value, base)
     return value if exponent is None else _power(value, exponent)
@@ -303,7 +254,7 @@ class _Reader:
     if self.next.kind == "number" and len(self.next.text) > 1:
       digits = self._take()
       if not digits.text.isdigit():
-        raise Unreadable("a decimal needs braces here")
+        raise tokens.Unreadable("a decimal needs braces here")
       self._at -= 1
       self._tokens[self._at] = digits._replace(text=digits.text[1:])
       return _rational(digits.text[0])
@@ -316,7 +267,7 @@ class _Reader:
     token = self._take()
     self._expect("}")
     if token.kind != "number" or not token.text.isdigit():
-      raise Unreadable("\\overline needs digits")
+      raise tokens.Unreadable("\\overline needs digits")
     return token.text
 
 
@@ -327,7 +278,7 @@ def _rational(text: str) -> sympy.Rational:
   try:
     return sympy.Rational(text.rstrip("."))
   except (TypeError, ValueError):
-    raise Unreadable(f"{text[:20]}... is no number read here") from None
+    raise tokens.Unreadable(f"{text[:20]}... is no number read here") from None
 
 
 def _repeating(text: str, digits: str) -> sympy.Rational:
@@ -338,13 +289,13 @@ def _repeating(text: str, digits: str) -> sympy.Rational:
 
 def _proper(top: sympy.Rational, bottom: sympy.Rational) -> sympy.Rational:
   if not (top.is_Integer and bottom.is_Integer and top < bottom):
-    raise Unreadable("two numbers with nothing between them")
+    raise tokens.Unreadable("two numbers with nothing between them")
   return top / bottom
 
 
 def _divide(top: sympy.Expr, bottom: sympy.Expr) -> sympy.Expr:
   if bottom.is_zero:
-    raise Unreadable("division by zero")
+    raise tokens.Unreadable("division by zero")
   return top / bottom
 
 
@@ -352,9 +303,9 @@ def _power(base: sympy.Expr, exponent: sympy.Expr) -> sympy.Expr:
   if base.is_Rational and exponent.is_Rational:
     size = max(abs(base.p), base.q)
     if abs(exponent) * math.log2(size + 1) > _MAX_BITS:
-      raise Unreadable("a power too large to work out")
+      raise tokens.Unreadable("a power too large to work out")
     if base == 0 and exponent < 0:
-      raise Unreadable("division by zero")
+      raise tokens.Unreadable("division by zero")
   elif exponent.is_number and not abs(sympy.N(exponent)) < _MAX_BITS:
-    raise Unreadable("a power too large to work out")
+    raise tokens.Unreadable("a power too large to work out")
   return base**exponent

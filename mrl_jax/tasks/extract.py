@@ -87,11 +87,35 @@ def cued(text: str) -> str | None:
     span = _MATH.match(rest)
     if span and not _CURRENCY.match(rest):
       return formula(span)
-    found = _clause(rest).rpartition("=")[2].strip()
+    found = _clause(rest)
+    spans = list(_MATH.finditer(found))
+    if spans and not _CURRENCY.match(found, spans[-1].start()):
+      return formula(spans[-1])
+    found = found.rpartition("=")[2].strip()
     if re.search(r"[\d\\$]", found):
       return found
     clause = found if clause is None else clause
   return clause
+
+
+def key(text: str) -> str | None:
+  """The answer in a normal form, so that equal answers vote together.
+
+  By the first mark there is; without one, a short text is its own answer and
+  of a long one the last number is.
+  """
+  answer = marked(text)
+  if answer is None:
+    answer = cued(text)
+  if answer is None:
+    answer = text.strip()
+    if len(answer) > 200 or "\n" in answer:
+      found = numbers(text)
+      return str(found[-1][0]) if found else None
+  number = only_number(answer)
+  if number is not None:
+    return f"{number[0]}{'%' if number[1] else ''}"
+  return " ".join(answer.lower().split()) or None
 
 
 def last_formula(text: str) -> str | None:

@@ -34,7 +34,7 @@ def make(
   *,
   size: int = 500,
   seed: int = 0,
-  threshold: float = 0.99,
+  threshold: float | int = 0.99,
 ) -> Task:
   """Makes the task `name`; `config` holds its own difficulty settings.
 
@@ -63,7 +63,7 @@ def make(
 def score(
   name: str,
   settings: str,
-  threshold: float,
+  threshold: float | int,
   completion: str,
   problem: Problem,
 ) -> verify.Verdict:

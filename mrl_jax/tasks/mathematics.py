@@ -11,18 +11,20 @@ math-verify: https://github.com/huggingface/Math-Verify
 
 import logging
 import re
+from fractions import Fraction
 
 import latex2sympy2_extended
 import math_verify
 import sympy
 
-from mrl_jax.tasks import expressions, extract, values, verify
+from mrl_jax.tasks import extract, tokens, values, verify
 from mrl_jax.tasks.dataset import Problem, Verifier
 
 # It warns at every use that the deadline is its caller's duty; it is, here.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 _WHOLE = 200  # characters up to which a whole completion is tried as answer
+_COUNT = re.compile(r"[-+$\d.,/%\sA-Za-z']*")  # 5 apples, $3 each
 _ADJACENT = re.compile(r"\d(?:\s|\\[,;: ]|\\q?quad)+\d")
 
 
@@ -32,12 +34,7 @@ def check(completion: str, problem: Problem) -> verify.Verdict:
   gold = _read(problem.answer if marked is None else marked)
   if gold is None:
     return verify.GOLD_UNPARSED
-  marked = extract.marked(completion)
-  if marked is not None:  # a mark is binding, readable or not
-    answer = _read(marked)
-  else:
-    readings = map(_read, _candidates(completion))
-    answer = next((r for r in readings if _answers(r, gold)), None)
+  answer = _answer(completion, gold)
   if answer is None:
     return verify.UNPARSED
   return verify.CORRECT if _agree(gold, answer) else verify.WRONG
@@ -46,21 +43,31 @@ def check(completion: str, problem: Problem) -> verify.Verdict:
 verifier = Verifier(check)
 
 
-def _candidates(completion: str):
-  """Where an unmarked answer may stand, most telling first."""
-  cued = extract.cued(completion)
-  whole = completion.strip()
+def _answer(completion: str, gold):
+  """What the completion answers; None if nothing, or nothing readable.
+
+  The strongest mark that is there decides, readable or not.
+  """
+  marked = extract.marked(completion)
+  if marked is not None:
+    return _read(marked)
+  whole, cued = completion.strip(), extract.cued(completion)
   formula = extract.last_formula(completion)
   if cued:
-    yield cued
+    answer = _read(cued)
+  elif formula and _in_sentence(whole, formula):
+    return _read(formula)
   elif len(whole) <= _WHOLE and not _in_sentence(whole, formula):
-    yield whole
-  if formula:
-    yield formula
-  found = extract.numbers(completion)
-  if found:
-    value, percent = found[-1]
-    yield f"{value}{'%' if percent else ''}"
+    answer = _read(whole)
+  else:
+    answer = None
+  # Without a mark most words are prose and no answer.
+  if isinstance(answer, values.Text) and not isinstance(gold, values.Text):
+    answer = None
+  if answer is None and not cued and "\\" not in completion:
+    found = extract.numbers(completion)
+    return _quantity(found[-1]) if found else None
+  return answer
 
 
 def _in_sentence(whole: str, formula: str | None) -> bool:
@@ -71,19 +78,21 @@ def _in_sentence(whole: str, formula: str | None) -> bool:
   return "\n" in whole or bool(words and re.search(r"[\d\\]", whole))
 
 
-def _answers(value, gold) -> bool:
-  """Whether an unmarked value is an answer at all: prose seldom is."""
-  if isinstance(value, values.Text):
-    return isinstance(gold, values.Text)
-  return value is not None
-
-
 def _read(text: str):
-  """Reads by our own grammar, else by math-verify's; None if by neither."""
+  """Reads by our own grammar, as a number with words, or by math-verify's."""
   try:
     return values.read(text)
-  except expressions.Unreadable:
-    return _foreign(text)
+  except tokens.Unreadable:
+    found = extract.only_number(text) if _COUNT.fullmatch(text) else None
+    return _foreign(text) if found is None else _quantity(found)
+
+
+def _quantity(number: tuple[Fraction, bool]) -> values.Quantity:
+  fraction, percent = number
+  value = sympy.Rational(fraction.numerator, fraction.denominator)
+  if percent:
+    return values.Quantity(value / 100, "%")
+  return values.Quantity(value, "")
 
 
 def _agree(gold, answer) -> bool:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import sympy
 
-from mrl_jax.tasks import expressions, extract
+from mrl_jax.tasks import expressions, spelling, tokens
 
 _UNORDERED = ("set", "list", "union")
 _PAIRS = {
@@ -22,37 +22,6 @@ _PAIRS = {
 _FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 _RELATION = re.compile(r"<=|>=|!=|=|<|>")
 _WORDS = re.compile(r"\(?([A-Za-z]+(?:[' -][A-Za-z]+)*)\)?")
-_UNIT = re.compile(
-  r"(?<=[\d})%])\s*(cm|mm|km|m|kg|mg|g|lb|oz|ml|s|h|mph|km/h|m/s|"
-  r"inch(?:es)?|feet|foot|ft|yards?|miles?|met(?:er|re)s?|centimet(?:er|re)s?|"
-  r"degrees?|radians?|dollars?|cents?|units?|square units?|cubic units?|"
-  r"hours?|minutes?|seconds?|days?|weeks?|months?|years?|people|students?|"
-  r"ways)(?:\^\{?(?P<power>[23])\}?)?$"
-)
-_SPELLINGS = [
-  (r"\\(?:dfrac|tfrac|cfrac)(?![a-zA-Z])", r"\\frac"),
-  (r"\*\*", "^"),
-  (r"\\(?:cdot|times|ast)(?![a-zA-Z])|×|·|⋅", "*"),
-  (r"\\div(?![a-zA-Z])|÷", "/"),
-  (r"\\(?:leqslant|leq|le)(?![a-zA-Z])|≤", "<="),
-  (r"\\(?:geqslant|geq|ge)(?![a-zA-Z])|≥", ">="),
-  (r"\\(?:neq|ne)(?![a-zA-Z])|≠", "!="),
-  (r"\\lt(?![a-zA-Z])", "<"),
-  (r"\\gt(?![a-zA-Z])", ">"),
-  (r"\\%", "%"),
-  (r"π", r"\\pi "),
-  (r"√", r"\\sqrt "),
-  (r"∞", r"\\infty "),
-  (r"∪", r"\\cup "),
-  (r"±", r"\\pm "),
-  (r"\\(?:quad|qquad)(?![a-zA-Z])|(?<!\\)\\[,;: ]|~", " "),
-  (r"\\\{|\\lbrace(?![a-zA-Z])", "⦃"),
-  (r"\\\}|\\rbrace(?![a-zA-Z])", "⦄"),
-  (r"\\[lr]?[vV]ert(?![a-zA-Z])", "|"),
-  (r"\\(?:langle)(?![a-zA-Z])", "("),
-  (r"\\(?:rangle)(?![a-zA-Z])", ")"),
-  (r"\\(?:emptyset|varnothing)(?![a-zA-Z])|∅", "⦃⦄"),
-]
 
 
 class Text(NamedTuple):
@@ -78,25 +47,17 @@ def read(text: str) -> Text | Collection | Relation | Quantity:
   """Reads an answer, all of it.
 
   Raises:
-    expressions.Unreadable: for what is none of these.
+    tokens.Unreadable: for what is none of these.
   """
-  text = _spell(text)
+  text = spelling.normalise(text)
   if not text:
-    raise expressions.Unreadable("empty")
+    raise tokens.Unreadable("empty")
   return _read(text)
 
 
-def _spell(text: str) -> str:
-  text = extract.plain(text.strip().rstrip(".").strip())
-  text = re.sub(r"(?<!\\)\\[()\[\]]|\$", "", text)
-  if re.fullmatch(r"-?\d{1,3}(,\d{3})+(\.\d+)?", text.strip()):
-    text = text.replace(",", "")
-  for pattern, written in _SPELLINGS:
-    text = re.sub(pattern, written, text)
-  return text.strip().rstrip(".").strip()
-
-
 def _read(text: str):
+  if not text:
+    raise tokens.Unreadable("nothing where a value should be")
   words = _WORDS.fullmatch(" ".join(text.split()))
   if words and _is_prose(words[1]):
     return Text(words[1].lower())
@@ -124,13 +85,13 @@ def _read(text: str):
 def _is_prose(words: str) -> bool:
   """Letters are prose from three together on, but for pi and the like."""
   runs = re.findall("[A-Za-z]+", words)
-  return max(map(len, runs)) > 2 and words not in expressions.NAMES
+  return max(map(len, runs)) > 2 and words not in tokens.NAMES
 
 
 def _quantity(text: str) -> Quantity:
   if text.endswith("%"):
     return Quantity(expressions.read(text), "%")
-  unit = _UNIT.search(text)
+  unit = spelling.UNIT.search(text)
   if unit is None:
     return Quantity(expressions.read(text), "")
   value = expressions.read(text[: unit.start()])
@@ -170,7 +131,7 @@ def _bracketed(text: str) -> Collection | None:
   if len(items) < 2 and opened != "⦃":
     return None
   if any(not item for item in items):
-    raise expressions.Unreadable(f"an empty place in {text!r}")
+    raise tokens.Unreadable(f"an empty place in {text!r}")
   return Collection(kind, tuple(_read(item) for item in items))
 
 
@@ -183,7 +144,7 @@ def _relation(text: str):
     return None
   sides = _split(text, _RELATION.pattern)
   if len(sides) != len(signs) + 1:
-    raise expressions.Unreadable(f"a relation inside brackets in {text!r}")
+    raise tokens.Unreadable(f"a relation inside brackets in {text!r}")
   return Relation(signs, tuple(_read(side) for side in sides))
 
 
@@ -192,7 +153,7 @@ def _matrix(text: str) -> Collection:
     r"\\begin\{([pbB]?matrix)\}(.*)\\end\{\1\}", text, re.DOTALL
   )
   if match is None or r"\begin" in match[2]:
-    raise expressions.Unreadable("not a matrix that is read here")
+    raise tokens.Unreadable("not a matrix that is read here")
   rows = [row for row in match[2].split(r"\\") if row.strip()]
   return Collection(
     "matrix",

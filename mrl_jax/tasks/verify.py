@@ -116,7 +116,7 @@ class Pool:
     self,
     verifier: Verifier,
     workers: int = 2,
-    deadline_seconds: float = 10.0,
+    deadline_seconds: float | int = 10.0,
     memory_bytes: int | None = 4 << 30,
   ):
     """Prepares `workers` processes of `memory_bytes` address space each."""
@@ -213,10 +213,13 @@ class Pool:
     except (EOFError, OSError, pickle.UnpicklingError):
       if not worker.ready:
         raise RuntimeError("a verifier process died while starting") from None
-      verdicts[worker.item] = ERROR
       self._remove(worker)
       code = worker.process.returncode
-      report(f"its process ended with code {code} before answering")
+      # Its own alarm, should this process have been too busy to end it.
+      late = code == -signal.SIGALRM
+      verdicts[worker.item] = TIMEOUT if late else ERROR
+      if not late:
+        report(f"its process ended with code {code} before answering")
       return
     if not worker.ready:
       if answer is not None:
