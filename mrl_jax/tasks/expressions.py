@@ -24,10 +24,6 @@ _FUNCTIONS = {
     "cosh": sympy.cosh, "tanh": sympy.tanh, "exp": sympy.exp,
     "ln": sympy.log, "log": sympy.log, "abs": sympy.Abs,
 }  # fmt: skip
-_GREEK = frozenset(
-  """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta kappa
-  lambda mu nu xi rho sigma tau phi varphi chi psi omega""".split()  # noqa: SIM905
-)
 _CONSTANTS = {
     "pi": sympy.pi, "infty": sympy.oo, "e": sympy.E, "i": sympy.I,
 }  # fmt: skip
@@ -207,7 +203,7 @@ class _Reader:
       return self._fenced(name)
     if name in _CONSTANTS:
       return _CONSTANTS[name]
-    if name in _GREEK or name.lower() in _GREEK:
+    if name in tokens.GREEK or name.lower() in tokens.GREEK:
       return self._symbol(name)
     raise tokens.Unreadable(f"\\{name} is not read here")
 

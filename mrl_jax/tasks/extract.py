@@ -37,11 +37,14 @@ def tagged(text: str) -> str | None:
 
 def boxed(text: str) -> str | None:
   """What the last \\boxed{...} holds, braces matched; "" if never closed."""
-  starts = [m.end() for m in re.finditer(r"\\f?boxed\s*(?=\{)", text)]
+  starts = [m.end() for m in re.finditer(r"\\f?box(?:ed)?(?![a-z])\s*", text)]
   if not starts:
     return None
-  end = closing(text, starts[-1])
-  return "" if end is None else text[starts[-1] + 1 : end].strip()
+  start = starts[-1]
+  if text[start : start + 1] != "{":  # `\boxed 5` boxes one word
+    return re.match(r"[^\s$]*", text[start:])[0].rstrip(".,;")
+  end = closing(text, start)
+  return "" if end is None else text[start + 1 : end].strip()
 
 
 def closing(text: str, start: int) -> int | None:

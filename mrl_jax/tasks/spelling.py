@@ -44,6 +44,7 @@ _SPELLINGS = [
 
 def normalise(text: str) -> str:
   """Returns `text` in the one spelling that is read."""
+  text = re.sub(r"(?<=\d)\\,(?=\d{3}(?!\d))", "", text)  # 10\,000
   text = extract.plain(text.strip().rstrip(".").strip())
   text = re.sub(r"(?<!\\)\\[()\[\]]|\$", "", text)
   if re.fullmatch(r"-?\d{1,3}(,\d{3})+(\.\d+)?", text.strip()):

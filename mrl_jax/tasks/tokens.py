@@ -11,9 +11,15 @@ FUNCTIONS = frozenset(
   """sin cos tan cot sec csc arcsin arccos arctan asin acos atan sinh cosh tanh
   exp ln log abs""".split()  # noqa: SIM905
 )
-NAMES = frozenset([*FUNCTIONS, "pi", "sqrt", "infty"])  # without backslash
+GREEK = frozenset(
+  """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta kappa
+  lambda mu nu xi rho sigma tau phi varphi chi psi omega""".split()  # noqa: SIM905
+)
+# Read without a backslash too; nu and xi might be two letters each.
+NAMES = FUNCTIONS | {"pi", "sqrt", "infty"} | {g for g in GREEK if len(g) > 2}
 _TOKEN = re.compile(
-  r"(?P<number>\d+\.?\d*|\.\d+)|\\(?P<command>[a-zA-Z]+)|(?P<word>[a-zA-Z]+)"
+  r"(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3}(?![\w.]))?)"
+  r"|\\(?P<command>[a-zA-Z]+)|(?P<word>[a-zA-Z]+)"
   r"|(?P<mark>[-+*/^!%(){}\[\]|_])|(?P<space>\s+)"
 )
 

@@ -70,6 +70,9 @@ def _read(text: str):
   items = [item for item in items if item]
   if len(items) > 1:
     return Collection("list", tuple(_read(item) for item in items))
+  parts = _split(text, ":")
+  if len(parts) > 1:  # a ratio, a time of day
+    return Collection("ratio", tuple(_read(part) for part in parts))
   collection = _bracketed(text)
   if collection is not None:
     return collection
@@ -85,6 +88,8 @@ def _read(text: str):
 def _is_prose(words: str) -> bool:
   """Letters are prose from three together on, but for pi and the like."""
   runs = re.findall("[A-Za-z]+", words)
+  if words.lower() == "no":
+    return True
   return max(map(len, runs)) > 2 and words not in tokens.NAMES
 
 
@@ -145,6 +150,9 @@ def _relation(text: str):
   sides = _split(text, _RELATION.pattern)
   if len(sides) != len(signs) + 1:
     raise tokens.Unreadable(f"a relation inside brackets in {text!r}")
+  call = re.fullmatch(r"([a-zA-Z])\([a-zA-Z]\)", sides[0])
+  if call:  # f(x) = ... defines f
+    sides[0] = call[1]
   return Relation(signs, tuple(_read(side) for side in sides))
 
 
