@@ -1,0 +1,97 @@
+"""Means and spreads of groups of rows, by segment sums.
+
+Rows of one prompt share an integer in [0, B); a group's numbers are an array
+of length B indexed by it. Everything here is a sum over rows, so groups need
+not stand together, and rows may be spread over devices.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from mrl_jax.types import Moments
+
+
+def grouped(
+  values: Float[Array, "B"], group: Int[Array, "B"], valid: Bool[Array, "B"]
+) -> Moments:
+  """Count, sum and sum of squares of each group's valid rows.
+
+  (n, S, Q)_g = sum_{i in g, valid} (1, x_i, x_i^2)
+  """
+  x = jnp.where(valid, values, 0.0)
+  ones = valid.astype(jnp.float32)
+  return Moments(*(_sum(part, group) for part in (ones, x, x * x)))
+
+
+def merge(a: Moments, b: Moments) -> Moments:
+  """Moments of the union of two disjoint sets: elementwise sums.
+
+  Chan, Golub & LeVeque 1979 discuss pairwise merging of such statistics,
+  http://i.stanford.edu/pub/cstr/reports/cs/tr/79/773/CS-TR-79-773.pdf.
+  """
+  return jax.tree.map(jnp.add, a, b)
+
+
+def mean(moments: Moments) -> Float[Array, "..."]:
+  """S / n, and 0 for an empty set."""
+  return moments.total / jnp.maximum(moments.count, 1.0)
+
+
+def deviation(moments: Moments, ddof: int = 1) -> Float[Array, "..."]:
+  """sqrt((Q - S^2 / n) / (n - ddof)), and 0 where n <= ddof.
+
+  Loses digits where the mean is large against the spread; `standardize`
+  takes a second pass instead.
+  """
+  left = moments.square - moments.total * mean(moments)
+  variance = jnp.maximum(left, 0.0) / jnp.maximum(moments.count - ddof, 1.0)
+  return jnp.where(moments.count > ddof, jnp.sqrt(variance), 0.0)
+
+
+def spread(
+  values: Float[Array, "B"], group: Int[Array, "B"], valid: Bool[Array, "B"]
+) -> Float[Array, "B"]:
+  """max - min of each group's valid rows; -inf for a group without any."""
+  size = values.shape[0]
+  high = jax.ops.segment_max(jnp.where(valid, values, -jnp.inf), group, size)
+  low = jax.ops.segment_min(jnp.where(valid, values, jnp.inf), group, size)
+  return high - low
+
+
+def standardize(
+  values: Float[Array, "B"],
+  group: Int[Array, "B"],
+  valid: Bool[Array, "B"],
+  *,
+  ddof: int = 1,
+  eps: float = 1e-6,
+  normalize: bool = True,
+  degenerate_range: float = 1e-6,
+) -> Float[Array, "B"]:
+  """Each row's value against its group's mean, in the group's deviations.
+
+  A_i = (x_i - mean_g) / (std_g + eps), std_g with n - ddof; without
+  `normalize`, A_i = x_i - mean_g. Exactly 0 where the group's max - min is
+  at most `degenerate_range`, and for rows that are not valid. Range and not
+  deviation decides: the mean of equal float32 numbers need not equal them,
+  and what is left over would be divided by next to nothing.
+
+  Shao et al. 2024 (GRPO), https://arxiv.org/abs/2402.03300, section 4.1.2;
+  Liu et al. 2025 (Dr.GRPO, normalize=False),
+  https://arxiv.org/abs/2503.20783.
+  """
+  x = jnp.where(valid, values, 0.0)
+  count = _sum(valid.astype(jnp.float32), group)
+  centers = _sum(x, group) / jnp.maximum(count, 1.0)
+  centered = jnp.where(valid, x - centers[group], 0.0)
+  live = spread(values, group, valid)[group] > degenerate_range
+  if normalize:
+    squares = _sum(centered * centered, group)
+    stds = jnp.sqrt(squares / jnp.maximum(count - ddof, 1.0))
+    centered = centered / (stds[group] + eps)
+  return jnp.where(live & valid, centered, 0.0)
+
+
+def _sum(values, group):
+  return jax.ops.segment_sum(values, group, num_segments=values.shape[0])

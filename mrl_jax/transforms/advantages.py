@@ -1,0 +1,107 @@
+"""Rewards to advantages: what a completion is worth against a baseline.
+
+A row whose reward is NaN could not be scored. It takes no part: not in a
+mean, not in a deviation, and with weight 0 neither in the loss nor in any
+denominator. A group whose rewards are all alike says nothing: advantage 0.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from mrl_jax.kernels import moments
+from mrl_jax.transforms import rows
+from mrl_jax.types import Batch, BatchTransform, Source
+
+OWN_SAMPLES = (Source.OWN, Source.REGEN)
+
+
+def group_advantages(
+  source: rows.Sources = OWN_SAMPLES,
+  *,
+  ddof: int = 1,
+  eps: float = 1e-6,
+  normalize: bool = True,
+  degenerate_range: float = 1e-6,
+) -> BatchTransform:
+  """GRPO: A = (R - mean_g) / (std_g + eps) over each group's rows.
+
+  Groups are the rows of one number in `batch.group`, of the given sources
+  together; rows of other sources keep what they have. With
+  `normalize=False` it is Dr.GRPO's A = R - mean_g. See
+  `moments.standardize`.
+  """
+  if ddof < 0:
+    raise ValueError(f"ddof={ddof} must be at least 0")
+
+  def apply(batch: Batch) -> Batch:
+    mine = rows.among(batch, source)
+    found = moments.standardize(
+      batch.rewards,
+      batch.group,
+      mine & jnp.isfinite(batch.rewards),
+      ddof=ddof,
+      eps=eps,
+      normalize=normalize,
+      degenerate_range=degenerate_range,
+    )
+    return _set(batch, mine, found)
+
+  return apply
+
+
+def constant_baseline(
+  baseline: float = 0.0, source: rows.Sources = OWN_SAMPLES
+) -> BatchTransform:
+  """A = R - baseline: for single samples, which have no group to compare."""
+
+  def apply(batch: Batch) -> Batch:
+    return _set(batch, rows.among(batch, source), batch.rewards - baseline)
+
+  return apply
+
+
+def _set(
+  batch: Batch, mine: Bool[Array, "B"], advantages: Float[Array, "B"]
+) -> Batch:
+  unscored = mine & ~jnp.isfinite(batch.rewards)
+  advantages = jnp.where(unscored, 0.0, advantages)
+  return batch._replace(
+    advantages=jnp.where(mine, advantages, batch.advantages),
+    weights=jnp.where(unscored[:, None], 0.0, batch.weights),
+  )
+
+
+def group_statistics(
+  batch: Batch,
+  source: rows.Sources = OWN_SAMPLES,
+  degenerate_range: float = 1e-6,
+) -> dict[str, Float[Array, ""]]:
+  """The rewards in numbers; every one is finite, whatever could be scored.
+
+  "reward": mean, "reward_min" and "reward_max" of the scored rows (0
+  without any); "unscored": rows without a reward; "groups": those with a
+  scored row; "degenerate": the share of them whose rewards are all alike.
+  """
+  mine = rows.among(batch, source)
+  valid = mine & jnp.isfinite(batch.rewards)
+  sums = moments.grouped(batch.rewards, batch.group, valid)
+  count = sums.count.sum()
+  some = sums.count > 0
+  spread = moments.spread(batch.rewards, batch.group, valid)
+  alike = some & (spread <= degenerate_range)
+
+  def scored(value):
+    return jnp.where(count > 0, value, 0.0)
+
+  low = jnp.min(jnp.where(valid, batch.rewards, jnp.inf))
+  high = jnp.max(jnp.where(valid, batch.rewards, -jnp.inf))
+  values = {
+    "reward": sums.total.sum() / jnp.maximum(count, 1.0),
+    "reward_min": scored(low),
+    "reward_max": scored(high),
+    "unscored": (mine & ~valid).sum(),
+    "groups": some.sum(),
+    "degenerate": alike.sum() / jnp.maximum(some.sum(), 1),
+  }
+  return jax.tree.map(lambda x: x.astype(jnp.float32), values)
