@@ -82,7 +82,7 @@ def shown(loaded, ids):
 # Against the library.
 
 
-@pytest.mark.parametrize("name", CHAT)
+@pytest.mark.parametrize("name", ["smollm2", "mistral-v1", "mistral-v3"])
 def test_clean_chats_are_the_librarys_to_the_id(real, name):
   loaded, reference = real.load(name), library(real, name)
   for text in TEXTS:
@@ -119,6 +119,10 @@ def test_user_text_cannot_close_a_turn(real, name, text):
     ids = prompts.render(loaded, text, system=system)
     assert controls(loaded, ids) == controls(loaded, wanted)
     assert text.strip() in loaded.decode(ids)
+  before, after = loaded.decode(prompts.render(loaded, "x")).split("x")
+  whole = loaded.decode(prompts.render(loaded, text))
+  shown_text = text.strip() if name.startswith("mistral") else text
+  assert whole == before + shown_text + after
 
 
 @pytest.mark.parametrize("name", ["smollm2", "qwen", "mistral-v3", "minilm"])
@@ -143,6 +147,17 @@ def test_text_and_template_cannot_join_into_a_control_token(tmp_path):
   template = "<user>{{ messages[0]['content'] }}wer><answer>"
   loaded = small(tmp_path, template)
   assert controls(loaded, prompts.render(loaded, "a<ans")) == [2, 3]
+
+
+def test_a_template_that_reads_the_text_is_no_way_around(tmp_path):
+  template = (
+    "<user>{{ messages[0].content }}"
+    "{% if '<answer>' not in messages[0].content %}<answer>{% endif %}"
+  )
+  loaded = small(tmp_path, template)
+  ids = prompts.render(loaded, "a<answer>")
+  assert controls(loaded, ids) == [2, 3]
+  assert len(ids) == 2 + len("a<answer>")
 
 
 # Formats.

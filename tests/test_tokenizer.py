@@ -13,7 +13,7 @@ import tokenizers
 import tokenizers_real
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
 
 from experiments import tokenizers as built
 from mrl_jax.text import encoders, tokenizer
@@ -303,6 +303,7 @@ def test_decode_keeps_every_space_and_drops_specials(real):
   eos = loaded.eos_ids[0]
   assert loaded.decode([*ids[:3], eos, *ids[3:], eos]) == text
   assert loaded.decode_exact([*ids, eos]) == text
+  assert loaded.decode(np.asarray(ids, np.int32)) == text
 
 
 def test_a_lone_byte_is_seen(real):
@@ -408,7 +409,12 @@ def test_identity_follows_the_vocabulary_and_not_the_directory(tmp_path):
   other = tokenizer.load(directory(tmp_path / "c", other, **roles))
   made.add_tokens(["d"])
   longer = tokenizer.load(directory(tmp_path / "d", made, **roles))
+  made.post_processor = processors.TemplateProcessing(
+    single="$A <eos>", special_tokens=[("<eos>", 0)]
+  )
+  adding = tokenizer.load(directory(tmp_path / "e", made, **roles))
   assert one.identity == two.identity
+  assert longer.identity == adding.identity
   assert len({one.identity, other.identity, longer.identity}) == 3
 
 

@@ -10,15 +10,16 @@ completion cut inside a character ends at the last whole one.
 import codecs
 import dataclasses
 import hashlib
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tokenizers
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 
 from mrl_jax.text import encoders, files, token_bytes
+
+Ids = Sequence[int] | Int[np.ndarray, "T"]
 
 _NEVER_SAMPLED = ("bos", "pad", "unk", "cls", "sep", "mask")
 
@@ -66,7 +67,7 @@ class Tokenizer:
       self._encoder(controls, start).encode(text, add_special_tokens=False).ids
     )
 
-  def decode(self, ids: Sequence[int]) -> str:
+  def decode(self, ids: Ids) -> str:
     """Text of ids: special tokens dropped, whole characters only.
 
     Bytes that are no UTF-8 become U+FFFD; `decode_exact` tells.
@@ -74,12 +75,12 @@ class Tokenizer:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     return decoder.decode(self._bytes(ids))  # not final: keeps a cut one back
 
-  def decode_exact(self, ids: Sequence[int]) -> str | None:
+  def decode_exact(self, ids: Ids) -> str | None:
     """Text of ids; None where they hold no exact text.
 
     That is: an id that has no token, or bytes that are not whole UTF-8.
     """
-    if any(not self._known(i) for i in ids):
+    if not all(map(self._known, map(int, ids))):
       return None
     try:
       return self._bytes(ids).decode("utf-8")
@@ -130,8 +131,9 @@ class Tokenizer:
   def _known(self, number: int) -> bool:
     return 0 <= number < self.vocab_size and number not in self.holes
 
-  def _bytes(self, ids: Sequence[int]) -> bytes:
-    pieces = [self.token_bytes[i] for i in ids if self._known(i)]
+  def _bytes(self, ids: Ids) -> bytes:
+    known = filter(self._known, map(int, ids))
+    pieces = [self.token_bytes[i] for i in known]
     joined = b"".join(piece for piece in pieces if piece is not None)
     return joined.removeprefix(b" ") if self.spaced else joined
 
@@ -172,6 +174,8 @@ def load(directory: str) -> Tokenizer:
   bos = roles.get("bos_token")
   reference = encoders.build(state, frozenset(), start=True)
   _check(str(directory), state, reference)
+  adds_bos = _adds_bos(reference, bos, found.adds_bos)
+  reference.post_processor = None  # from here on, nobody adds specials
   prefix = encoders.has_prefix(state)
   return Tokenizer(
     vocab_size=len(table),
@@ -187,7 +191,7 @@ def load(directory: str) -> Tokenizer:
     eos_ids=eos,
     pad_id=roles.get("pad_token", eos[0]),
     bos_id=bos,
-    adds_bos=_adds_bos(reference, bos, found.adds_bos),
+    adds_bos=adds_bos,
     prefix_space=prefix,
     spaced=token_bytes.is_spaced(state),
     chat_template=found.chat_template,
@@ -258,7 +262,5 @@ def _adds_bos(
 
 
 def _identity(reference: tokenizers.Tokenizer) -> str:
-  state = json.loads(reference.to_str())
-  parts = ("model", "added_tokens", "normalizer", "pre_tokenizer", "decoder")
-  kept = json.dumps({part: state[part] for part in parts}, sort_keys=True)
-  return hashlib.sha256(kept.encode()).hexdigest()[:16]
+  # The library writes a vocabulary in one order, whatever the file's.
+  return hashlib.sha256(reference.to_str().encode()).hexdigest()[:16]
