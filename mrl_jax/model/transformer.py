@@ -1,0 +1,401 @@
+"""One decoder for several families, as pure functions over its parameters.
+
+Inside are Flax NNX modules, which name each parameter and its logical axes
+once; outside there is only `Model`, functions over a nested dict of arrays,
+so that any other decoder with these functions can take its place. Layers
+are stacked along a leading axis and scanned.
+
+Prompts are computed once for the G completions of each, in training as in
+sampling: `hidden` takes N prompts and B = N G completions, runs both as two
+streams through the layers, and lets the completions attend to their prompt.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from mrl_jax.model import attention
+from mrl_jax.model import cache as cache_lib
+from mrl_jax.model import spec as spec_lib
+from mrl_jax.parallel import sharding
+
+Params = dict[str, Any]
+
+
+class Model(NamedTuple):
+  """A decoder; see `make` for what each function does."""
+
+  spec: spec_lib.Spec
+  axes: Any  # logical axes, a tree like the parameters
+  init: Callable[[Array], Params]
+  hidden: Callable[..., Array]
+  unembedding: Callable[[Params], Array]
+  prefill: Callable[..., tuple[Array, cache_lib.Cache]]
+  decode: Callable[..., tuple[Array, cache_lib.Cache]]
+
+
+class Block(nnx.Module):
+  """One layer's parameters and its token-wise halves."""
+
+  def __init__(self, spec: spec_lib.Spec, rngs: nnx.Rngs):
+    d, f, h = spec.width, spec.mlp, spec.head_dim
+    self.spec = spec
+    self.attention_norm = _ones((d,), ("embed",))
+    self.mlp_norm = _ones((d,), ("embed",))
+    self.q = _normal(rngs, (d, spec.heads, h), ("embed", "heads", "head_dim"))
+    kv = ("embed", "kv_heads", "head_dim")
+    self.k = _normal(rngs, (d, spec.kv_heads, h), kv)
+    self.v = _normal(rngs, (d, spec.kv_heads, h), kv)
+    out = ("heads", "head_dim", "embed")
+    self.o = _normal(rngs, (spec.heads, h, d), out, spec.heads * h)
+    self.gate = _normal(rngs, (d, f), ("embed", "mlp"))
+    self.up = _normal(rngs, (d, f), ("embed", "mlp"))
+    self.down = _normal(rngs, (f, d), ("mlp", "embed"))
+    if spec.qkv_bias:
+      self.q_bias = _zeros((spec.heads, h), ("heads", "head_dim"))
+      self.k_bias = _zeros((spec.kv_heads, h), ("kv_heads", "head_dim"))
+      self.v_bias = _zeros((spec.kv_heads, h), ("kv_heads", "head_dim"))
+    if spec.qk_norm:
+      self.q_norm = _ones((h,), ("head_dim",))
+      self.k_norm = _ones((h,), ("head_dim",))
+
+  def qkv(self, x: Array, angles: Array) -> tuple[Array, Array, Array]:
+    """[..., D] -> queries [..., K, R, h], keys and values [..., K, h]."""
+    spec = self.spec
+    x = rms_norm(x, self.attention_norm, spec.norm_eps)
+    q, k, v = (_project(x, w) for w in (self.q, self.k, self.v))
+    if spec.qkv_bias:
+      biases = (self.q_bias, self.k_bias, self.v_bias)
+      q, k, v = (
+        y + b[...].astype(y.dtype)
+        for y, b in zip((q, k, v), biases, strict=True)
+      )
+    if spec.qk_norm:
+      q = rms_norm(q, self.q_norm, spec.norm_eps)
+      k = rms_norm(k, self.k_norm, spec.norm_eps)
+    q, k = attention.rotate(q, angles), attention.rotate(k, angles)
+    repeats = spec.heads // spec.kv_heads
+    return q.reshape(*k.shape[:-1], repeats, spec.head_dim), k, v
+
+  def finish(self, x: Array, attended: Array) -> Array:
+    """Output projection and feed-forward, each added to the stream."""
+    heads = (self.spec.heads, self.spec.head_dim)
+    attended = attended.reshape(*attended.shape[:-3], *heads)
+    x = x + _einsum("...hk,hkd->...d", attended, self.o)
+    y = rms_norm(x, self.mlp_norm, self.spec.norm_eps)
+    gated = jax.nn.silu(_project(y, self.gate)) * _project(y, self.up)
+    return x + _project(gated, self.down)
+
+
+class Ends(nnx.Module):
+  """What stands before and after the layers."""
+
+  def __init__(self, spec: spec_lib.Spec, rngs: nnx.Rngs):
+    shape, axes = (spec.vocab, spec.width), ("vocab", "embed")
+    self.embedding = _normal(rngs, shape, axes, spec.width)
+    self.norm = _ones((spec.width,), ("embed",))
+    if not spec.tied:
+      self.unembedding = _normal(rngs, shape, axes, spec.width)
+
+
+def rms_norm(x: Array, weight: Any, eps: float) -> Array:
+  """x / sqrt(mean(x^2) + eps) * weight, in float32 inside.
+
+  Zhang & Sennrich 2019, https://arxiv.org/abs/1910.07467, equation 4.
+  """
+  y = x.astype(jnp.float32)
+  y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps)
+  scale = weight[...].reshape((1,) * (x.ndim - 1) + (-1,))
+  return (y * scale).astype(x.dtype)
+
+
+def make(spec: spec_lib.Spec) -> Model:
+  """The model's functions.
+
+  init(key) -> params: float32, layer leaves stacked along L.
+  hidden(params, context [N, P], context_lengths [N], tokens [B, T]): the
+    states [B, T, D] that predict tokens[:, t], after the final norm; prompts
+    left-padded, completions right-padded, rows of prompt n at n G + g.
+  unembedding(params) -> [V, D], in the compute dtype.
+  prefill(params, context, context_lengths, samples, capacity) -> the state
+    [N, D] of each last prompt token, and a cache for N * samples rows.
+  decode(params, tokens [B], cache) -> the states [B, D] that predict the
+    next tokens, and the cache with these.
+  """
+  return Model(
+    spec=spec,
+    axes=_axes(spec),
+    init=functools.partial(_init, spec),
+    hidden=functools.partial(_hidden, spec),
+    unembedding=functools.partial(_unembedding, spec),
+    prefill=functools.partial(_prefill, spec),
+    decode=functools.partial(_decode, spec),
+  )
+
+
+def _init(spec: spec_lib.Spec, key: Array) -> Params:
+  first, second = jax.random.split(key)
+  keys = jax.random.split(first, spec.layers)
+  layers = jax.vmap(lambda k: _values(Block(spec, nnx.Rngs(k))))(keys)
+  return {**_values(Ends(spec, nnx.Rngs(second))), "layers": layers}
+
+
+def _values(module: nnx.Module) -> Params:
+  return nnx.to_pure_dict(nnx.state(module, nnx.Param))
+
+
+def _axes(spec: spec_lib.Spec) -> Any:
+  def axes(kind, lead):
+    module = nnx.eval_shape(lambda: kind(spec, nnx.Rngs(0)))
+    return {
+      name: (*lead, *getattr(module, name).get_metadata("axes"))
+      for name in _values(module)
+    }
+
+  return {**axes(Ends, ()), "layers": axes(Block, ("layers",))}
+
+
+def _block(spec: spec_lib.Spec) -> Callable[[Params], Block]:
+  """A function from one layer's parameters to its module."""
+  module = nnx.eval_shape(lambda: Block(spec, nnx.Rngs(0)))
+  graph, state = nnx.split(module)
+
+  def bind(params: Params) -> Block:
+    filled = jax.tree.map(lambda x: x, state)
+    nnx.replace_by_pure_dict(filled, params)
+    return nnx.merge(graph, filled)
+
+  return bind
+
+
+def _hidden(
+  spec: spec_lib.Spec,
+  params: Params,
+  context: Int[Array, "N P"],
+  context_lengths: Int[Array, "N"],
+  tokens: Int[Array, "B T"],
+) -> Float[Array, "B T D"]:
+  count, width = context.shape
+  rows, steps = tokens.shape
+  group = rows // count
+  # A completion's first input is the last prompt token, run with the rows.
+  last = jnp.repeat(context[:, -1:], group, axis=0)
+  inputs = jnp.concatenate([last, tokens[:, :-1]], axis=1)
+  embed = functools.partial(_embed, spec, params)
+  where = _positions(context_lengths, width)
+  later = context_lengths[:, None] - 1 + jnp.arange(steps)[None, :]
+  angles = _angles(spec, where)
+  later_angles = _angles(spec, later)[:, None]
+  real = where >= 0
+  prompt_seen = (real & (where < context_lengths[:, None] - 1))[:, None, :]
+  ages = (where[:, :, None] - where[:, None, :]), real[:, None, :]
+  cross = (later[:, :, None] - where[:, None, :]), prompt_seen
+  own = jnp.arange(steps)[:, None] - jnp.arange(steps)[None, :]
+  masks = _masks(spec, ages, cross, (own, jnp.ones((), bool)))
+  bind = _block(spec)
+
+  def layer(carry, inputs_):
+    x, y = carry
+    block, window = bind(inputs_[0]), inputs_[1]
+    self_mask, cross_mask, own_mask = masks(window)
+    q, k, v = block.qkv(x, angles)
+    x = block.finish(x, attention.over_itself(q, k, v, self_mask))
+    grouped = y.reshape(count, group, steps, -1)
+    q, k2, v2 = block.qkv(grouped, later_angles)
+    attended = attention.over_prompt_and_itself(
+      q, k, v, k2, v2, cross_mask, own_mask
+    )
+    y = block.finish(grouped, attended).reshape(y.shape)
+    return (_rows(x), _rows(y)), None
+
+  layer = _rematerialised(layer, spec.remat)
+  carry = (_rows(embed(context)), _rows(embed(inputs)))
+  _, y = jax.lax.scan(layer, carry, _layers(spec, params))[0]
+  return rms_norm(y, params["norm"], spec.norm_eps)
+
+
+def _prefill(
+  spec: spec_lib.Spec,
+  params: Params,
+  context: Int[Array, "N P"],
+  context_lengths: Int[Array, "N"],
+  samples: int,
+  capacity: int,
+) -> tuple[Float[Array, "N D"], cache_lib.Cache]:
+  where = _positions(context_lengths, context.shape[1])
+  angles, real = _angles(spec, where), where >= 0
+  ages = (where[:, :, None] - where[:, None, :]), real[:, None, :]
+  masks = _masks(spec, ages)
+  bind = _block(spec)
+
+  def layer(x, inputs):
+    block, window = bind(inputs[0]), inputs[1]
+    q, k, v = block.qkv(x, angles)
+    x = block.finish(x, attention.over_itself(q, k, v, masks(window)[0]))
+    return _rows(x), (jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2))
+
+  x = _rows(_embed(spec, params, context))
+  x, (keys, values) = jax.lax.scan(layer, x, _layers(spec, params))
+  rows = context.shape[0] * samples
+  shape = (spec.layers, rows, spec.kv_heads, capacity, spec.head_dim)
+  empty = jnp.zeros(shape, keys.dtype)
+  step = jnp.zeros((), jnp.int32)
+  cache = cache_lib.Cache(keys, values, context_lengths, empty, empty + 0, step)
+  return rms_norm(x[:, -1], params["norm"], spec.norm_eps), cache
+
+
+def _decode(
+  spec: spec_lib.Spec,
+  params: Params,
+  tokens: Int[Array, "B"],
+  cache: cache_lib.Cache,
+) -> tuple[Float[Array, "B D"], cache_lib.Cache]:
+  count, rows = cache.prompt_lengths.shape[0], tokens.shape[0]
+  group = rows // count
+  capacity, width = cache.keys.shape[3], cache.prompt_keys.shape[3]
+  now = cache.prompt_lengths + cache.step
+  where = _positions(cache.prompt_lengths, width)
+  prompt = (now[:, None] - where), where >= 0
+  own = (cache.step - jnp.arange(capacity)), jnp.ones((), bool)
+  masks = _masks(spec, prompt, own)
+  angles = _angles(spec, now)[:, None]
+  bind = _block(spec)
+
+  def layer(carry, inputs):
+    x, keys, values = carry
+    index, prompt_k, prompt_v = inputs[2:]
+    block, (prompt_mask, mask) = bind(inputs[0]), masks(inputs[1])
+    q, k, v = block.qkv(x, angles)
+    keys, k = _write(keys, k, index, cache.step)
+    values, v = _write(values, v, index, cache.step)
+    grouped = (count, group, *k.shape[1:])
+    attended = attention.over_caches(
+      q,
+      prompt_k,
+      prompt_v,
+      k.reshape(grouped),
+      v.reshape(grouped),
+      prompt_mask,
+      mask,
+    )
+    return (block.finish(x, attended), keys, values), None
+
+  x = _embed(spec, params, tokens).reshape(count, group, -1)
+  inputs = (
+    *_layers(spec, params),
+    jnp.arange(spec.layers),
+    cache.prompt_keys,
+    cache.prompt_values,
+  )
+  carry = (x, cache.keys, cache.values)
+  (x, keys, values), _ = jax.lax.scan(layer, carry, inputs)
+  x = rms_norm(x, params["norm"], spec.norm_eps).reshape(rows, -1)
+  cache = cache._replace(keys=keys, values=values, step=cache.step + 1)
+  return x, cache
+
+
+def _write(
+  stack: Float[Array, "L B K C h"],
+  new: Float[Array, "N G K h"],
+  layer: Int[Array, ""],
+  step: Int[Array, ""],
+) -> tuple[Float[Array, "L B K C h"], Float[Array, "B K C h"]]:
+  """Writes one token of one layer in place; returns the layer's part too."""
+  _, rows, heads, _, size = stack.shape
+  new = new.reshape(1, rows, heads, 1, size)
+  stack = jax.lax.dynamic_update_slice(stack, new, (layer, 0, 0, step, 0))
+  return stack, jax.lax.dynamic_index_in_dim(stack, layer, keepdims=False)
+
+
+def _positions(lengths: Int[Array, "N"], width: int) -> Int[Array, "N P"]:
+  """0 at each row's first real token; negative on its left padding."""
+  return jnp.arange(width)[None, :] - (width - lengths)[:, None]
+
+
+def _angles(
+  spec: spec_lib.Spec, positions: Int[Array, "*batch"]
+) -> Float[Array, "*batch half"]:
+  table = attention.frequencies(spec.rope, spec.head_dim)
+  return positions[..., None] * np.asarray(table, np.float32).reshape(
+    (1,) * positions.ndim + (-1,)
+  )
+
+
+def _masks(spec: spec_lib.Spec, *pairs):
+  """The biases of (distance, seen) pairs, as a function of the window.
+
+  They are made here, outside the layers, unless a layer has a window.
+  """
+  if not any(spec.windows):
+    made = [attention.bias(seen, age, None) for age, seen in pairs]
+    return lambda window: made
+  return lambda window: [
+    attention.bias(seen, age, window) for age, seen in pairs
+  ]
+
+
+def _layers(spec: spec_lib.Spec, params: Params) -> tuple[Params, Array]:
+  windows = spec.windows or (0,) * spec.layers
+  return params["layers"], jnp.asarray(windows, jnp.int32)
+
+
+def _embed(spec: spec_lib.Spec, params: Params, tokens: Array) -> Array:
+  return jnp.take(params["embedding"], tokens, axis=0).astype(
+    spec.compute_dtype
+  )
+
+
+def _unembedding(spec: spec_lib.Spec, params: Params) -> Array:
+  name = "embedding" if spec.tied else "unembedding"
+  return params[name].astype(spec.compute_dtype)
+
+
+def _rows(x: Array) -> Array:
+  return sharding.constrain(x, ("batch",) + (None,) * (x.ndim - 1))
+
+
+def _rematerialised(layer: Callable, remat: str) -> Callable:
+  """What the backward pass recomputes: nothing, all but matmuls, or all."""
+  policies = {
+    "full": None,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+  }
+  if remat == "none":
+    return layer
+  return jax.checkpoint(layer, policy=policies[remat], prevent_cse=False)
+
+
+def _project(x: Array, weight: Any) -> Array:
+  letters = "dhk"[: weight[...].ndim]
+  return _einsum(f"...d,{letters}->...{letters[1:]}", x, weight)
+
+
+def _einsum(equation: str, x: Array, weight: Any) -> Array:
+  """In the stream's dtype, accumulated in float32."""
+  out = jnp.einsum(
+    equation,
+    x,
+    weight[...].astype(x.dtype),
+    preferred_element_type=jnp.float32,
+  )
+  return out.astype(x.dtype)
+
+
+def _normal(rngs: nnx.Rngs, shape, axes, fan_in: int | None = None):
+  scale = (fan_in or shape[0]) ** -0.5
+  value = scale * jax.random.normal(rngs.params(), shape, jnp.float32)
+  return nnx.Param(value, axes=axes)
+
+
+def _ones(shape, axes):
+  return nnx.Param(jnp.ones(shape, jnp.float32), axes=axes)
+
+
+def _zeros(shape, axes):
+  return nnx.Param(jnp.zeros(shape, jnp.float32), axes=axes)
