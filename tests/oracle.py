@@ -40,3 +40,43 @@ def score(hidden, unembedding, tokens, allowed, distribution):
       logprobs[b, t] = scaled[chosen]
       entropies[b, t] = -(p[p > 0] * scaled[p > 0]).sum()
   return logprobs, entropies
+
+
+def advantages(
+  rewards, group, valid, ddof=1, eps=1e-6, normalize=True, degenerate=1e-6
+):
+  """GRPO's advantages, group by group."""
+  out = np.zeros(len(rewards))
+  for g in set(group):
+    index = [i for i in range(len(rewards)) if group[i] == g and valid[i]]
+    x = np.asarray([rewards[i] for i in index], np.float64)
+    if len(x) == 0 or x.max() - x.min() <= degenerate:
+      continue
+    centered = x - x.mean()
+    if normalize:
+      centered = centered / (
+        np.sqrt((centered**2).sum() / (len(x) - ddof)) + eps
+      )
+    out[index] = centered
+  return out
+
+
+def clipped(log_ratios, advantages_, low, high, dual_clip=None):
+  """The clipped surrogate, token by token."""
+  out = np.zeros(log_ratios.shape)
+  for b, t in np.ndindex(*out.shape):
+    r, a = np.exp(np.float64(log_ratios[b, t])), np.float64(advantages_[b, t])
+    inside = min(max(r, 1 - low[b]), 1 + high[b])
+    out[b, t] = -min(r * a, inside * a)
+    if dual_clip is not None and a < 0:
+      out[b, t] = min(out[b, t], -dual_clip * a)
+  return out
+
+
+def m2po(log_ratios, mask, limit):
+  """Drops the largest squares one by one until the mean is in the limit."""
+  squares = np.asarray(log_ratios, np.float64) ** 2
+  keep = np.array(mask)
+  while keep.any() and squares[keep].mean() > limit:
+    keep &= squares < squares[keep].max()
+  return keep
