@@ -8,46 +8,16 @@ that softmax are brought into a common layout, never the scores.
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
-
-from mrl_jax.model import spec as spec_lib
 
 MASKED = -1e30  # added to a score; finite, so a row with no key stays finite
 
 
-def frequencies(rope: spec_lib.Rope, head_dim: int) -> np.ndarray:
-  """Radians per position of each of the head_dim / 2 rotations.
-
-  Su et al. 2021, https://arxiv.org/abs/2104.09864; for llama3, the long
-  wavelengths are stretched by `factor` and the middle ones blended.
-  """
-  inverse = rope.theta ** -(np.arange(0, head_dim, 2) / head_dim)
-  if rope.kind == "linear":
-    return inverse / rope.factor
-  if rope.kind == "llama3":
-    turns = rope.original_positions * inverse / (2 * np.pi)
-    low, high = rope.low_frequency_factor, rope.high_frequency_factor
-    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return inverse * (keep + (1.0 - keep) / rope.factor)
-  return inverse
-
-
-def rotate(
-  x: Float[Array, "*batch heads h"], angles: Float[Array, "*batch half"]
-) -> Float[Array, "*batch heads h"]:
-  """Rotates the halves of each head: (a, b) -> (a cos - b sin, b cos + a sin)."""
-  cos, sin = jnp.cos(angles)[..., None, :], jnp.sin(angles)[..., None, :]
-  cos, sin = cos.astype(x.dtype), sin.astype(x.dtype)
-  a, b = jnp.split(x, 2, axis=-1)
-  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-
-
 def bias(
-  seen: Bool[Array, "*shape"],
-  distance: Int[Array, "*shape"],
+  seen: Bool[Array, "..."],
+  distance: Int[Array, "..."],
   window: Int[Array, ""] | None,
-) -> Float[Array, "*shape"]:
+) -> Float[Array, "..."]:
   """0 where a query sees a key, else a large negative number.
 
   A key is seen if it is real, not ahead, and fewer than `window` back.

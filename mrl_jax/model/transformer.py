@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from mrl_jax.model import attention
+from mrl_jax.model import attention, rope
 from mrl_jax.model import cache as cache_lib
 from mrl_jax.model import spec as spec_lib
 from mrl_jax.parallel import sharding
@@ -61,11 +60,15 @@ class Block(nnx.Module):
       self.q_bias = _zeros((spec.heads, h), ("heads", "head_dim"))
       self.k_bias = _zeros((spec.kv_heads, h), ("kv_heads", "head_dim"))
       self.v_bias = _zeros((spec.kv_heads, h), ("kv_heads", "head_dim"))
+    if spec.out_bias:
+      self.o_bias = _zeros((d,), ("embed",))
     if spec.qk_norm:
       self.q_norm = _ones((h,), ("head_dim",))
       self.k_norm = _ones((h,), ("head_dim",))
 
-  def qkv(self, x: Array, angles: Array) -> tuple[Array, Array, Array]:
+  def qkv(
+    self, x: Array, turns: tuple[Array, Array]
+  ) -> tuple[Array, Array, Array]:
     """[..., D] -> queries [..., K, R, h], keys and values [..., K, h]."""
     spec = self.spec
     x = rms_norm(x, self.attention_norm, spec.norm_eps)
@@ -73,13 +76,13 @@ class Block(nnx.Module):
     if spec.qkv_bias:
       biases = (self.q_bias, self.k_bias, self.v_bias)
       q, k, v = (
-        y + b[...].astype(y.dtype)
-        for y, b in zip((q, k, v), biases, strict=True)
+        y + _ranked(b, y) for y, b in zip((q, k, v), biases, strict=True)
       )
     if spec.qk_norm:
       q = rms_norm(q, self.q_norm, spec.norm_eps)
       k = rms_norm(k, self.k_norm, spec.norm_eps)
-    q, k = attention.rotate(q, angles), attention.rotate(k, angles)
+    q = rope.rotate(q, *turns).astype(x.dtype)
+    k = rope.rotate(k, *turns).astype(x.dtype)
     repeats = spec.heads // spec.kv_heads
     return q.reshape(*k.shape[:-1], repeats, spec.head_dim), k, v
 
@@ -87,7 +90,10 @@ class Block(nnx.Module):
     """Output projection and feed-forward, each added to the stream."""
     heads = (self.spec.heads, self.spec.head_dim)
     attended = attended.reshape(*attended.shape[:-3], *heads)
-    x = x + _einsum("...hk,hkd->...d", attended, self.o)
+    out = _einsum("...hk,hkd->...d", attended, self.o)
+    if self.spec.out_bias:
+      out += _ranked(self.o_bias, x)
+    x = x + out
     y = rms_norm(x, self.mlp_norm, self.spec.norm_eps)
     gated = jax.nn.silu(_project(y, self.gate)) * _project(y, self.up)
     return x + _project(gated, self.down)
@@ -111,8 +117,15 @@ def rms_norm(x: Array, weight: Any, eps: float) -> Array:
   """
   y = x.astype(jnp.float32)
   y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps)
-  scale = weight[...].reshape((1,) * (x.ndim - 1) + (-1,))
-  return (y * scale).astype(x.dtype)
+  return (y * _ranked(weight, y)).astype(x.dtype)
+
+
+def _ranked(weight: Any, x: Array) -> Array:
+  """A parameter in the rank and dtype of what it is combined with."""
+  value = weight[...]
+  return value.reshape((1,) * (x.ndim - value.ndim) + value.shape).astype(
+    x.dtype
+  )
 
 
 def make(spec: spec_lib.Spec) -> Model:
@@ -190,8 +203,8 @@ def _hidden(
   embed = functools.partial(_embed, spec, params)
   where = _positions(context_lengths, width)
   later = context_lengths[:, None] - 1 + jnp.arange(steps)[None, :]
-  angles = _angles(spec, where)
-  later_angles = _angles(spec, later)[:, None]
+  turns = _turns(spec, where)
+  later_turns = _turns(spec, later[:, None])
   real = where >= 0
   prompt_seen = (real & (where < context_lengths[:, None] - 1))[:, None, :]
   ages = (where[:, :, None] - where[:, None, :]), real[:, None, :]
@@ -204,10 +217,10 @@ def _hidden(
     x, y = carry
     block, window = bind(inputs_[0]), inputs_[1]
     self_mask, cross_mask, own_mask = masks(window)
-    q, k, v = block.qkv(x, angles)
+    q, k, v = block.qkv(x, turns)
     x = block.finish(x, attention.over_itself(q, k, v, self_mask))
     grouped = y.reshape(count, group, steps, -1)
-    q, k2, v2 = block.qkv(grouped, later_angles)
+    q, k2, v2 = block.qkv(grouped, later_turns)
     attended = attention.over_prompt_and_itself(
       q, k, v, k2, v2, cross_mask, own_mask
     )
@@ -229,14 +242,14 @@ def _prefill(
   capacity: int,
 ) -> tuple[Float[Array, "N D"], cache_lib.Cache]:
   where = _positions(context_lengths, context.shape[1])
-  angles, real = _angles(spec, where), where >= 0
+  turns, real = _turns(spec, where), where >= 0
   ages = (where[:, :, None] - where[:, None, :]), real[:, None, :]
   masks = _masks(spec, ages)
   bind = _block(spec)
 
   def layer(x, inputs):
     block, window = bind(inputs[0]), inputs[1]
-    q, k, v = block.qkv(x, angles)
+    q, k, v = block.qkv(x, turns)
     x = block.finish(x, attention.over_itself(q, k, v, masks(window)[0]))
     return _rows(x), (jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2))
 
@@ -264,14 +277,14 @@ def _decode(
   prompt = (now[:, None] - where), where >= 0
   own = (cache.step - jnp.arange(capacity)), jnp.ones((), bool)
   masks = _masks(spec, prompt, own)
-  angles = _angles(spec, now)[:, None]
+  turns = _turns(spec, now[:, None])
   bind = _block(spec)
 
   def layer(carry, inputs):
     x, keys, values = carry
     index, prompt_k, prompt_v = inputs[2:]
     block, (prompt_mask, mask) = bind(inputs[0]), masks(inputs[1])
-    q, k, v = block.qkv(x, angles)
+    q, k, v = block.qkv(x, turns)
     keys, k = _write(keys, k, index, cache.step)
     values, v = _write(values, v, index, cache.step)
     grouped = (count, group, *k.shape[1:])
@@ -318,13 +331,12 @@ def _positions(lengths: Int[Array, "N"], width: int) -> Int[Array, "N P"]:
   return jnp.arange(width)[None, :] - (width - lengths)[:, None]
 
 
-def _angles(
-  spec: spec_lib.Spec, positions: Int[Array, "*batch"]
-) -> Float[Array, "*batch half"]:
-  table = attention.frequencies(spec.rope, spec.head_dim)
-  return positions[..., None] * np.asarray(table, np.float32).reshape(
-    (1,) * positions.ndim + (-1,)
-  )
+def _turns(
+  spec: spec_lib.Spec, positions: Int[Array, "..."]
+) -> tuple[Array, Array]:
+  """Cosines and sines [..., 1, h / 2]: one axis for the heads."""
+  pair = rope.angles(spec.rope, spec.head_dim, positions)
+  return tuple(x[..., None, :] for x in pair)
 
 
 def _masks(spec: spec_lib.Spec, *pairs):

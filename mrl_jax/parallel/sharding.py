@@ -1,76 +1,84 @@
-"""Where arrays lie: logical axes, and one table from them to mesh axes.
+"""Where arrays lie: each names its axes once, and one table maps the names.
 
-A parameter or activation names its axes once, where it is made; this table
-alone says which mesh axes they are spread over. An axis whose size does not
+A parameter carries a tuple of logical axis names, such as ("vocab", "embed");
+RULES says which mesh axes each of them is spread over. A new layout is
+another table, and no model code changes. An axis whose size the mesh does not
 divide is replicated, so small models run on any mesh.
 """
 
-import math
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 Axes = tuple[str | None, ...]
+AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
 RULES: dict[str | None, tuple[str, ...]] = {
   "batch": ("data", "fsdp"),
-  "embed": ("fsdp",),
   "vocab": ("tensor",),
   "heads": ("tensor",),
   "kv_heads": ("tensor",),
   "mlp": ("tensor",),
+  "embed": ("fsdp",),
   "layers": (),
   "head_dim": (),
   None: (),
 }
 
 
-def spec(
-  axes: Axes, shape: tuple[int, ...], mesh: jax.sharding.Mesh
-) -> PartitionSpec:
-  """The PartitionSpec of an array with these logical axes.
+def spec(axes: Axes, shape: tuple[int, ...], mesh: AnyMesh) -> PartitionSpec:
+  """The partition of an array; a mesh axis serves one dimension, the first.
 
   Raises:
-    ValueError: as many axes as dimensions are needed.
-    KeyError: an axis that `RULES` does not know.
+    ValueError: for a name that RULES lacks, or a number of names that is not
+      the array's number of dimensions.
   """
   if len(axes) != len(shape):
-    raise ValueError(f"{len(axes)} logical axes {axes} for shape {shape}")
+    raise ValueError(f"axes {axes} do not name the dimensions of {shape}")
   used: set[str] = set()
-  parts: list[tuple[str, ...] | None] = []
-  for axis, size in zip(axes, shape, strict=True):
-    names = tuple(n for n in RULES[axis] if n not in used)
-    ways = math.prod(mesh.shape[n] for n in names)
-    if ways == 1 or size % ways:
+  parts: list[tuple[str, ...] | str | None] = []
+  for name, size in zip(axes, shape, strict=True):
+    if name not in RULES:
+      raise ValueError(
+        f"axis {name!r} is not one of {sorted(filter(None, RULES))}"
+      )
+    names = tuple(n for n in RULES[name] if mesh.shape[n] > 1)
+    ways = 1
+    for n in names:
+      ways *= mesh.shape[n]
+    if not names or used.intersection(names) or size % ways:
       parts.append(None)
       continue
     used.update(names)
-    parts.append(names)
+    parts.append(names if len(names) > 1 else names[0])
   return PartitionSpec(*parts)
 
 
-def tree(axes: Any, shapes: Any, mesh: jax.sharding.Mesh) -> Any:
-  """NamedShardings for a tree of arrays (or shapes) and its logical axes."""
+def tree(axes_tree: Any, shapes_tree: Any, mesh: jax.sharding.Mesh) -> Any:
+  """Shardings of a tree of arrays (or shapes) from its tree of axis names."""
   return jax.tree.map(
-    lambda leaf, names: NamedSharding(mesh, spec(names, leaf.shape, mesh)),
-    shapes,
-    axes,
+    lambda leaf, axes: NamedSharding(mesh, spec(axes, leaf.shape, mesh)),
+    shapes_tree,
+    axes_tree,
   )
 
 
 def batch(mesh: jax.sharding.Mesh) -> NamedSharding:
-  """For leaves that lead with rows, of any rank."""
+  """Of a leaf [B, ...]: rows spread over data and fsdp."""
   return NamedSharding(mesh, PartitionSpec(RULES["batch"]))
 
 
 def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:
-  """The same on every device."""
+  """A whole copy on every device."""
   return NamedSharding(mesh, PartitionSpec())
 
 
 def constrain(x: jax.Array, axes: Axes) -> jax.Array:
-  """Pins an activation under `jax.set_mesh`; identity where none is set."""
+  """Pins an intermediate array under the current mesh (`jax.set_mesh`).
+
+  The identity where there is no mesh, or a mesh of one device.
+  """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.size == 1:
     return x
