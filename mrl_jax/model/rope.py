@@ -46,14 +46,20 @@ def from_config(config: dict[str, Any]) -> Rope:
   rope = Rope(theta=float(theta), kind=kind)
   if kind == "default":
     return rope
-  rope = rope._replace(factor=float(values["factor"]))
+  rope = rope._replace(factor=_number(values, "factor"))
   if kind == "linear":
     return rope
   return rope._replace(
-    low=float(values["low_freq_factor"]),
-    high=float(values["high_freq_factor"]),
-    original=int(values["original_max_position_embeddings"]),
+    low=_number(values, "low_freq_factor"),
+    high=_number(values, "high_freq_factor"),
+    original=int(_number(values, "original_max_position_embeddings")),
   )
+
+
+def _number(values: dict[str, Any], field: str) -> float:
+  if field not in values:
+    raise ValueError(f"rope scaling: {field} is missing, got {values}")
+  return float(values[field])
 
 
 def to_config(rope: Rope) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class Spec:
       raise ValueError(f"head_dim {self.head_dim} must be even")
     if self.windows and len(self.windows) != self.layers:
       raise ValueError(
-        f"{len(self.windows)} window sizes for {self.layers} layers"
+        f"layer_types has {len(self.windows)} entries for {self.layers} layers"
       )
 
 
@@ -156,7 +156,8 @@ def _llama(config: Config) -> Spec:
 
 def _mistral(config: Config) -> Spec:
   window = config.get("sliding_window", 4096) or 0
-  return _common(config, windows=_windows(config, window, first=0))
+  sizes = (window,) * _size(config, "num_hidden_layers")
+  return _common(config, windows=sizes if window else ())
 
 
 def _qwen2(config: Config) -> Spec:
@@ -195,6 +196,10 @@ def _windows(config: Config, window: int, first: int) -> tuple[int, ...]:
   if kinds is None:
     sizes = tuple(window if i >= first else 0 for i in range(layers))
   else:
+    if len(kinds) != layers:
+      raise ValueError(
+        f"layer_types has {len(kinds)} entries for {layers} layers"
+      )
     for kind in kinds:
       _among("layer_types", kind, ("full_attention", "sliding_attention"))
     sizes = tuple(window if k == "sliding_attention" else 0 for k in kinds)
