@@ -112,3 +112,14 @@ def test_gradients_are_finite_differences():
   check_grads(
     score, (hidden, unembedding), 1, modes=["rev"], rtol=2e-2, atol=2e-2
   )
+
+
+@pytest.mark.parametrize(
+  ("steps", "block_bytes", "width"),
+  [(16, 1 << 20, 16), (16, 4 * 8 * 4 * 6, 6), (7, 1, 1), (10, 1100, 5)],
+)
+def test_blocks_are_even_and_as_large_as_allowed(steps, block_bytes, width):
+  assert logprobs._width(4, steps, 8, block_bytes) == width
+  one = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
+  with jax.set_mesh(one):
+    assert logprobs._width(8, steps, 8, block_bytes) == width

@@ -122,8 +122,8 @@ def score(
     tokens: what was sampled.
     allowed: ids that may be sampled.
     distribution: as the sampler has it; static.
-    block_bytes: most bytes of one float32 block of logits; a block is at
-      least one time step of all rows.
+    block_bytes: most bytes of one float32 block of logits on each device of
+      the current mesh; a block is at least one time step of all rows.
   """
   _check(distribution)
   rows, steps, _ = hidden.shape
@@ -139,10 +139,15 @@ def score(
 
 
 def _width(rows: int, steps: int, vocab: int, block_bytes: int) -> int:
-  """Time steps per block: all blocks about equal, none over the limit."""
-  most = block_bytes // (4 * vocab)
+  """Time steps per block: all blocks about equal, none over the limit.
+
+  Each block adds to the unembedding's gradient, over the devices that share
+  the rows, so few large blocks are better than many where memory allows.
+  """
+  devices = max(1, jax.sharding.get_abstract_mesh().size)  # 0: no mesh
+  most = block_bytes * devices // (4 * vocab)
   if jax.default_backend() == "cpu":
-    most = min(most, _CPU_ROWS)
+    most = min(most, _CPU_ROWS * devices)
   blocks = math.ceil(steps / max(1, most // rows))
   return math.ceil(steps / blocks)
 
