@@ -53,19 +53,19 @@ class Shape:
 
 
 SHAPES = {
-    "small": Shape(),
-    "tiny": Shape(2, 128, 256, 4, 2, 32, 64, 32, 16, 16, 16),
-    "long": Shape(prompts=2, samples=8, completion_length=1024),
+  "small": Shape(),
+  "tiny": Shape(2, 128, 256, 4, 2, 32, 64, 32, 16, 16, 16),
+  "long": Shape(prompts=2, samples=8, completion_length=1024),
 }
 
 
 class Parts:
   """The jitted parts of a step, on random weights."""
 
-  def __init__(self, shape: Shape, dtype: str, microbatches: int):
+  def __init__(self, shape: Shape, dtype: str, remat: str, microbatches: int):
     self.shape = shape
     self.mesh = mesh_lib.make(1, 1, 1, devices=jax.devices()[:1])
-    self.model = transformer.make(_spec(shape, dtype))
+    self.model = transformer.make(_spec(shape, dtype, remat))
     params = self.model.init(jax.random.key(0))
     places = sharding.tree(self.model.axes, params, self.mesh)
     params = jax.device_put(params, places)
@@ -74,50 +74,49 @@ class Parts:
     self.state = state_lib.init(optimizer, params, self.mesh)
     allowed = np.ones(shape.vocab, bool)
     options = {"allowed": allowed, "distribution": Distribution()}
+    training = {"microbatches": microbatches, "share": shape.samples}
     self.generate = engine.make(
-        self.model,
-        self.mesh,
-        samples=shape.samples,
-        limit=shape.completion_length,
-        stop_ids=(shape.vocab,),  # no id: every row is of full length
-        seed=0,
-        **options,
+      self.model,
+      self.mesh,
+      samples=shape.samples,
+      limit=shape.completion_length,
+      stop_ids=(shape.vocab,),  # no id: every row is of full length
+      seed=0,
+      **options,
     )
     self.score = update_lib.make_score(
-        self.model, self.mesh, microbatches=microbatches, **options
+      self.model, self.mesh, **training, **options
     )
     prepare = compose.chain(
-        advantages.group_advantages(),
-        clipping.clip_range(0.2, 0.28),
-        weights.token_mean(),
+      advantages.group_advantages(),
+      clipping.clip_range(0.2, 0.28),
+      weights.token_mean(),
     )
-    loss = losses.add(
-        (1.0, losses.policy_gradient()), (0.04, losses.kl_to_reference())
-    )
+    loss = losses.add((1.0, losses.policy_gradient()), (0.04, losses.kl()))
     self.update = update_lib.make(
-        self.model,
-        optimizer,
-        prepare,
-        loss,
-        state_lib.of(optimizer, params, self.mesh),
-        self.mesh,
-        microbatches=microbatches,
-        **options,
+      self.model,
+      optimizer,
+      prepare,
+      loss,
+      state_lib.of(optimizer, params, self.mesh),
+      self.mesh,
+      **training,
+      **options,
     )
     self.gradient = update_lib.make_gradient(
-        self.model, loss, microbatches=microbatches, **options
+      self.model, loss, **training, **options
     )
     self.prepare = prepare
     self.prompts = _prompts(shape)
 
   def sample(self, round_: int = 0) -> engine.Samples:
     ids = [
-        engine.words("policy", round_, f"prompt/{i}", s)
-        for i in range(self.shape.prompts)
-        for s in range(self.shape.samples)
+      engine.words("policy", round_, f"prompt/{i}", s)
+      for i in range(self.shape.prompts)
+      for s in range(self.shape.samples)
     ]
     return self.generate(
-        self.state.params, self.prompts, np.asarray(ids, np.uint32)
+      self.state.params, self.prompts, np.asarray(ids, np.uint32)
     )
 
   def batch(self, out: engine.Samples) -> Batch:
@@ -138,24 +137,26 @@ class Parts:
     jax.block_until_ready(report)
     end = time.perf_counter()
     return {
-        "sample": sampled - start,
-        "reference": scored - sampled,
-        "update": end - scored,
+      "sample": sampled - start,
+      "reference": scored - sampled,
+      "update": end - scored,
     }
 
 
-def measure(shape: Shape, dtype: str, microbatches: int, reps: int) -> dict:
+def measure(
+  shape: Shape, dtype: str, remat: str, microbatches: int, reps: int
+) -> dict[str, Any]:
   """All parts of one shape."""
-  parts = Parts(shape, dtype, microbatches)
+  parts = Parts(shape, dtype, remat, microbatches)
   rows = shape.prompts * shape.samples
   completion = rows * shape.completion_length
   every = rows * (shape.prompt_length + shape.completion_length)
   out: dict[str, Any] = {
-      "shape": dataclasses.asdict(shape),
-      "dtype": dtype,
-      "jax": jax.__version__,
-      "device": jax.devices()[0].device_kind,
-      "parameters": sum(x.size for x in jax.tree.leaves(parts.reference)),
+    "shape": dataclasses.asdict(shape),
+    "dtype": dtype,
+    "jax": jax.__version__,
+    "device": jax.devices()[0].device_kind,
+    "parameters": sum(x.size for x in jax.tree.leaves(parts.reference)),
   }
   out["sampling"] = timed(lambda r: parts.sample(r), reps)
   batch = parts.batch(parts.sample())
@@ -172,14 +173,14 @@ def measure(shape: Shape, dtype: str, microbatches: int, reps: int) -> dict:
   phases = []
   out["step"] = timed(lambda r: phases.append(parts.step(r)), reps)
   out["step"]["phases"] = {
-      name: round(statistics.median(p[name] for p in phases[1:]), 4)
-      for name in phases[0]
+    name: round(statistics.median(p[name] for p in phases[1:]), 4)
+    for name in phases[0]
   }
   counts = {
-      "sampling": completion,
-      "logprob": every,
-      "loss_gradient": every,
-      "step": completion,
+    "sampling": completion,
+    "logprob": every,
+    "loss_gradient": every,
+    "step": completion,
   }
   for name, count in counts.items():
     wall = out[name]["wall"]["median"]
@@ -198,36 +199,36 @@ def timed(run: Callable[[int], Any], reps: int) -> dict[str, Any]:
     walls.append(time.perf_counter() - wall)
     cpus.append(time.process_time() - cpu)
   return {
-      "first_call": round(walls[0], 3),
-      "wall": _summary(walls[1:]),
-      "cpu": _summary(cpus[1:]),
+    "first_call": round(walls[0], 3),
+    "wall": _summary(walls[1:]),
+    "cpu": _summary(cpus[1:]),
   }
 
 
 def _summary(values: list[float]) -> dict[str, float]:
   return {
-      "median": round(statistics.median(values), 4),
-      "min": round(min(values), 4),
+    "median": round(statistics.median(values), 4),
+    "min": round(min(values), 4),
   }
 
 
-def _spec(shape: Shape, dtype: str) -> spec_lib.Spec:
+def _spec(shape: Shape, dtype: str, remat: str) -> spec_lib.Spec:
   config = {
-      "model_type": "qwen3",
-      "hidden_size": shape.width,
-      "intermediate_size": shape.mlp,
-      "num_hidden_layers": shape.layers,
-      "num_attention_heads": shape.heads,
-      "num_key_value_heads": shape.kv_heads,
-      "head_dim": shape.head_dim,
-      "vocab_size": shape.vocab,
-      "rms_norm_eps": 1e-6,
-      "rope_theta": 1e6,
-      "max_position_embeddings": 4096,
-      "tie_word_embeddings": True,
+    "model_type": "qwen3",
+    "hidden_size": shape.width,
+    "intermediate_size": shape.mlp,
+    "num_hidden_layers": shape.layers,
+    "num_attention_heads": shape.heads,
+    "num_key_value_heads": shape.kv_heads,
+    "head_dim": shape.head_dim,
+    "vocab_size": shape.vocab,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
   }
   spec = spec_lib.from_config(config)
-  return dataclasses.replace(spec, compute_dtype=dtype)
+  return dataclasses.replace(spec, compute_dtype=dtype, remat=remat)
 
 
 def _prompts(shape: Shape) -> list[list[int]]:
@@ -241,25 +242,27 @@ def _rollouts(prompts, out: engine.Samples, samples: int):
   for index, tokens in enumerate(out.tokens):
     number = index // samples
     yield records.Rollout(
-        prompt_id=str(number),
-        sample=index % samples,
-        prompt="",
-        context=tuple(prompts[number]),
-        tokens=tokens[: out.lengths[index]],
-        logprobs=out.logprobs[index, : out.lengths[index]],
-        entropies=out.entropies[index, : out.lengths[index]],
-        finished=False,
-        text="",
-        answer="",
-        reward=float(np.mean(tokens[:32] % 2 == 0)),
-        outcome="",
+      prompt_id=str(number),
+      sample=index % samples,
+      prompt="",
+      context=tuple(prompts[number]),
+      tokens=tokens[: out.lengths[index]],
+      logprobs=out.logprobs[index, : out.lengths[index]],
+      entropies=out.entropies[index, : out.lengths[index]],
+      finished=False,
+      text="",
+      answer="",
+      reward=float(np.mean(tokens[:32] % 2 == 0)),
+      outcome="",
     )
 
 
 def main() -> int:
   values = flags.FLAGS
   shape = SHAPES[values.shape]
-  out = measure(shape, values.dtype, values.microbatches, values.reps)
+  out = measure(
+    shape, values.dtype, values.remat, values.microbatches, values.reps
+  )
   text = json.dumps({"name": values.shape, **out}, indent=1)
   if values.out:
     pathlib.Path(values.out).write_text(text + "\n")
@@ -268,7 +271,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-  flags_lib.define(("dtype", "microbatches"))
+  flags_lib.define(("dtype", "remat", "microbatches"))
   flags.DEFINE_enum("shape", "small", sorted(SHAPES), "Which shape.")
   flags.DEFINE_integer("reps", 5, "Timed calls of each part.", 1)
   flags.DEFINE_string("out", "", "Also write the JSON here.")

@@ -32,62 +32,62 @@ from mrl_jax.train import policy as policy_lib
 from mrl_jax.train import state as state_lib
 
 FIELDS = (
-    *("policies", "names", "dtype", "seed", "mesh", "cpu_devices", "rows"),
-    *("task", "task_args", "verifier", "verifier_workers"),
-    *("verifier_deadline", "prompt_format", "system_prompt", "prompt_limit"),
-    *("completion_limit", "temperature", "top_k", "top_p"),
+  *("policies", "names", "dtype", "seed", "mesh", "cpu_devices", "rows"),
+  *("task", "task_args", "verifier", "verifier_workers"),
+  *("verifier_deadline", "prompt_format", "system_prompt", "prompt_limit"),
+  *("completion_limit", "temperature", "top_k", "top_p"),
 )
 _ROUND = -1  # of the sampling keys: no training round has this number
 
 
 def score(
-    actor: policy_lib.Actor,
-    params: Any,
-    problems: Sequence[dataset.Problem],
-    pool: verify.Pool,
-    config: config_lib.Config,
-    samples: int,
+  actor: policy_lib.Actor,
+  params: Any,
+  problems: Sequence[dataset.Problem],
+  pool: verify.Pool,
+  config: config_lib.Config,
+  samples: int,
 ) -> list[records.Rollout]:
   """`samples` verified rollouts for each problem."""
   contexts = [
-      policy_lib.render(actor, problem.prompt, config) for problem in problems
+    policy_lib.render(actor, problem.prompt, config) for problem in problems
   ]
   rows = policy_lib.sample(
-      actor, params, problems, contexts, 2**32 + _ROUND, samples
+    actor, params, problems, contexts, 2**32 + _ROUND, samples
   )
   return loop.judge(pool, rows, problems, samples)
 
 
 def report(
-    rows: Sequence[records.Rollout], samples: int, ks: Sequence[int]
+  rows: Sequence[records.Rollout], samples: int, ks: Sequence[int]
 ) -> dict[str, Any]:
   """Estimates and 95% intervals; a problem no row of which counts is out."""
   groups = [
-      [row for row in rows[i : i + samples] if np.isfinite(row.reward)]
-      for i in range(0, len(rows), samples)
+    [row for row in rows[i : i + samples] if np.isfinite(row.reward)]
+    for i in range(0, len(rows), samples)
   ]
   whole = [group for group in groups if len(group) == samples]
   out: dict[str, Any] = {
-      "problems": len(whole),
-      "problems_left_out": len(groups) - len(whole),
-      "samples": samples,
-      "length": float(np.mean([len(row.tokens) for row in rows])),
-      "truncated": float(np.mean([not row.finished for row in rows])),
-      "outcomes": {
-          outcome.value: sum(row.outcome == outcome.value for row in rows)
-          for outcome in verify.Outcome
-      },
+    "problems": len(whole),
+    "problems_left_out": len(groups) - len(whole),
+    "samples": samples,
+    "length": float(np.mean([len(row.tokens) for row in rows])),
+    "truncated": float(np.mean([not row.finished for row in rows])),
+    "outcomes": {
+      outcome.value: sum(row.outcome == outcome.value for row in rows)
+      for outcome in verify.Outcome
+    },
   }
   for k in ks if whole else ():
     out[f"pass@{k}"] = _interval(
-        [measure.pass_at_k(samples, sum(map(_right, g)), k) for g in whole]
+      [measure.pass_at_k(samples, sum(map(_right, g)), k) for g in whole]
     )
     out[f"maj@{k}"] = _interval(
-        [measure.maj_at_k(*_answers(group), k) for group in whole]
+      [measure.maj_at_k(*_answers(group), k) for group in whole]
     )
   if whole:
     out[f"avg@{samples}"] = _interval(
-        [measure.avg_at_k([r.reward for r in g], samples) for g in whole]
+      [measure.avg_at_k([r.reward for r in g], samples) for g in whole]
     )
   return out
 
@@ -105,8 +105,8 @@ def _answers(group: Sequence[records.Rollout]):
   flags_ = [_right(row) for row in group]
   texts = [extract.marked(row.text) or row.text.strip() for row in group]
   votes = [
-      (text, right) if text else None
-      for text, right in zip(texts, flags_, strict=True)
+    (text, right) if text else None
+    for text, right in zip(texts, flags_, strict=True)
   ]
   return votes, flags_
 
@@ -125,9 +125,9 @@ def table(results: dict[str, dict[str, Any]]) -> None:
     grid.add_column(name, justify="right" if name != "policy" else "left")
   for policy, result in results.items():
     cells = [
-        "{mean:.3f} [{low:.3f}, {high:.3f}]".format(**result[name])
-        for name in names
-        if name in result
+      "{mean:.3f} [{low:.3f}, {high:.3f}]".format(**result[name])
+      for name in names
+      if name in result
     ]
     length = f"{result['length']:.1f}"
     grid.add_row(policy, str(result["problems"]), *cells, length)
@@ -166,7 +166,7 @@ def _ks(given: Sequence[str], samples: int) -> list[int]:
     ks = [0]
   if any(not 1 <= k <= samples for k in ks):
     raise config_lib.ConfigError(
-        "k", tuple(given), f"must be integers in [1, n={samples}]"
+      "k", tuple(given), f"must be integers in [1, n={samples}]"
     )
   return ks
 
@@ -182,7 +182,7 @@ def _config(values) -> config_lib.Config:
     fresh = flags_lib.config(given, config)
   else:
     fresh = flags_lib.config(
-        FIELDS, config_lib.Config(workdir=".", policies=("-",))
+      FIELDS, config_lib.Config(workdir=".", policies=("-",))
     )
   fresh = models.located(fresh)
   arguments = fresh.task_arguments()

@@ -40,8 +40,8 @@ def _define(field: dataclasses.Field) -> None:
 
 
 def config(
-    fields: Iterable[str] | None = None,
-    base: config_lib.Config | None = None,
+  fields: Iterable[str] | None = None,
+  base: config_lib.Config | None = None,
 ) -> config_lib.Config:
   """The validated configuration of the parsed flags.
 
@@ -68,7 +68,7 @@ def _items(field: dataclasses.Field, value: Sequence[str]) -> tuple:
     return tuple(kind(item) for item in value if item != "")
   except ValueError:
     raise config_lib.ConfigError(
-        field.name, tuple(value), f"must be a list of {kind.__name__}"
+      field.name, tuple(value), f"must be a list of {kind.__name__}"
     ) from None
 
 

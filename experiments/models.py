@@ -21,7 +21,7 @@ def located(config: config_lib.Config) -> config_lib.Config:
   """
   paths = tuple(locate(path) for path in config.policies)
   return dataclasses.replace(
-      config, names=config.policy_names(), policies=paths
+    config, names=config.policy_names(), policies=paths
   )
 
 
@@ -32,14 +32,14 @@ def locate(path: str, field: str = "policies") -> str:
     return os.path.abspath(local)
   if not _HUB_ID.fullmatch(path) or local.exists():
     raise config_lib.ConfigError(
-        field, path, "must be a directory or a hub id like org/name"
+      field, path, "must be a directory or a hub id like org/name"
     )
   try:
     return huggingface_hub.snapshot_download(path, allow_patterns=_FILES)
   except Exception as error:
     raise config_lib.ConfigError(
-        field,
-        path,
-        "is not a directory, and as a hub id it could not be downloaded: "
-        f"{type(error).__name__}",
+      field,
+      path,
+      "is not a directory, and as a hub id it could not be downloaded: "
+      f"{type(error).__name__}",
     ) from error

@@ -46,17 +46,17 @@ def main() -> int:
     pool = stack.enter_context(tasks.pool(config, task))
     display = stack.enter_context(_display(config, policies))
     checkpoints = stack.enter_context(
-        checkpoint.Checkpoints(workdir / "checkpoints", config.keep)
+      checkpoint.Checkpoints(workdir / "checkpoints", config.keep)
     )
     states, finished = loop.run(
-        config,
-        policies,
-        states,
-        order,
-        pool,
-        lambda state: metrics.Log(workdir, state=state),
-        checkpoints,
-        loop.Hooks(display.phase, display.round, display.message),
+      config,
+      policies,
+      states,
+      order,
+      pool,
+      lambda state: metrics.Log(workdir, state=state),
+      checkpoints,
+      loop.Hooks(display.phase, display.round, display.message),
     )
   _finish(config, workdir, policies, states, finished)
   return 0
@@ -81,14 +81,9 @@ def _mesh(config: config_lib.Config) -> jax.sharding.Mesh:
   except ValueError as error:
     raise config_lib.ConfigError("mesh", config.mesh, str(error)) from None
   spread = mesh.shape["data"] * mesh.shape["fsdp"]
-  rows = config.prompts // config.updates * config.samples
-  if rows // config.microbatches % spread:
-    raise config_lib.ConfigError(
-        "mesh",
-        config.mesh,
-        f"data x fsdp = {spread} must divide the "
-        f"{rows // config.microbatches} rows of a microbatch",
-    )
+  prompts = config.prompts // config.updates // config.microbatches
+  if prompts % spread:
+    raise config_lib.ConfigError("mesh", config.mesh, XX)
   return mesh
 
 
@@ -99,13 +94,13 @@ def _build(config, number, mesh):
     if isinstance(error, config_lib.ConfigError):
       raise
     raise config_lib.ConfigError(
-        "policies", config.policies[number], str(error)
+      "policies", config.policies[number], str(error)
     ) from None
 
 
 def _display(config, policies):
   return progress.Progress(
-      config.rounds, [p.name for p in policies], mode=config.progress
+    config.rounds, [p.name for p in policies], mode=config.progress
   )
 
 
@@ -114,10 +109,10 @@ def _finish(config, workdir, policies, states, finished) -> None:
     for policy in policies:
       target = workdir / "export" / policy.name
       hf.save(
-          policy.actor.model,
-          states[policy.name].params,
-          target,
-          source_directory=policy.actor.directory,
+        policy.actor.model,
+        states[policy.name].params,
+        target,
+        source_directory=policy.actor.directory,
       )
       print(f"{policy.name}: exported to {target}")
   records = metrics.read(workdir / "metrics.jsonl")

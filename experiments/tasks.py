@@ -31,24 +31,24 @@ def load(config: config_lib.Config) -> dataset.Task:
   elif name.endswith(files.SUFFIXES):
     if verifier is None:
       raise config_lib.ConfigError(
-          "verifier",
-          "auto",
-          "a file has no verifier of its own; "
-          "allowed: exact, numeric, math, or module:function",
+        "verifier",
+        "auto",
+        "a file has no verifier of its own; "
+        "allowed: exact, numeric, math, or module:function",
       )
     make, default = _file(name, verifier), {}
   else:
     raise config_lib.ConfigError(
-        "task",
-        name,
-        f"allowed: {', '.join(BUILT_IN)}, {_GYM}NAME, or a file ending in "
-        f"{' or '.join(files.SUFFIXES)}",
+      "task",
+      name,
+      f"allowed: {', '.join(BUILT_IN)}, {_GYM}NAME, or a file ending in "
+      f"{' or '.join(files.SUFFIXES)}",
     )
   try:
     task = make(**{**default, **arguments})
   except TypeError as error:
     raise config_lib.ConfigError(
-        "task_args", config.task_args, str(error)
+      "task_args", config.task_args, str(error)
     ) from None
   except (ValueError, OSError) as error:
     raise config_lib.ConfigError("task", name, str(error)) from None
@@ -62,15 +62,13 @@ def _verifier(config: config_lib.Config) -> dataset.Verifier | None:
     return verifiers.resolve(config.verifier)
   except ValueError as error:
     raise config_lib.ConfigError(
-        "verifier", config.verifier, str(error)
+      "verifier", config.verifier, str(error)
     ) from None
 
 
 def _gym(name: str):
   def make(size=500, seed=0, threshold=0.99, **settings):
-    return gym.make(
-        name, settings, size=size, seed=seed, threshold=threshold
-    )
+    return gym.make(name, settings, size=size, seed=seed, threshold=threshold)
 
   return make
 
@@ -78,11 +76,11 @@ def _gym(name: str):
 def _file(path: str, verifier: dataset.Verifier):
   def make(prompt="prompt", answer="answer", id="id"):
     task, report = files.load(
-        pathlib.Path(path).expanduser(),
-        verifier,
-        prompt=prompt,
-        answer=answer,
-        id=id,
+      pathlib.Path(path).expanduser(),
+      verifier,
+      prompt=prompt,
+      answer=answer,
+      id=id,
     )
     for reason, count in sorted(report.dropped.items()):
       print(f"{path}: {count} rows dropped: {reason}", file=sys.stderr)
@@ -94,17 +92,17 @@ def _file(path: str, verifier: dataset.Verifier):
 def pool(config: config_lib.Config, task: dataset.Task) -> verify.Pool:
   """The processes that score the task's completions."""
   return verify.Pool(
-      task.verify,
-      workers=config.verifier_workers,
-      deadline_seconds=config.verifier_deadline,
+    task.verify,
+    workers=config.verifier_workers,
+    deadline_seconds=config.verifier_deadline,
   )
 
 
 def check_prompts(
-    config: config_lib.Config,
-    task: dataset.Task,
-    order: dataset.Order,
-    policies: Sequence[policy_lib.Policy],
+  config: config_lib.Config,
+  task: dataset.Task,
+  order: dataset.Order,
+  policies: Sequence[policy_lib.Policy],
 ) -> None:
   """Refuses a task with fewer prompts than a round, or with a longer one.
 
@@ -113,7 +111,7 @@ def check_prompts(
   """
   if task.size is not None and task.size < config.prompts:
     raise config_lib.ConfigError(
-        "prompts", config.prompts, f"the task has only {task.size} prompts"
+      "prompts", config.prompts, f"the task has only {task.size} prompts"
     )
   count = _CHECKED_ENDLESS if task.size is None else min(task.size, _CHECKED)
   pairs = itertools.product(map(order.at, range(count)), policies)
@@ -121,8 +119,8 @@ def check_prompts(
     length = len(policy_lib.render(policy.actor, problem.prompt, config))
     if length > config.prompt_limit:
       raise config_lib.ConfigError(
-          "prompt_limit",
-          config.prompt_limit,
-          f"prompt {problem.id} has {length} tokens for {policy.name}; "
-          "raise the limit or filter the task",
+        "prompt_limit",
+        config.prompt_limit,
+        f"prompt {problem.id} has {length} tokens for {policy.name}; "
+        "raise the limit or filter the task",
       )

@@ -52,25 +52,27 @@ def make(kind: str, out: pathlib.Path, recipe: Recipe) -> list[float]:
   """Writes the policy to `out`; returns the loss of every step."""
   tokenizers.write(out, KINDS[kind]())
   tokenizer = tokenizer_lib.load(out)
-  model = transformer.make(spec_lib.from_config(_config(tokenizer, recipe)))
+  model = transformer.make(
+    spec_lib.from_config(model_config(tokenizer, recipe))
+  )
   mesh = mesh_lib.make(1, 1, 1, devices=jax.devices()[:1])
   params = jax.device_put(
-      model.init(jax.random.key(recipe.seed)),
-      jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()),
+    model.init(jax.random.key(recipe.seed)),
+    jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()),
   )
   optimizer = state_lib.make_optimizer(
-      recipe.lr, recipe.steps, schedule="cosine", warmup=50, clip_norm=1.0
+    recipe.lr, recipe.steps, schedule="cosine", warmup=50, clip_norm=1.0
   )
   state = state_lib.init(optimizer, params, mesh)
   update = update_lib.make(
-      model,
-      optimizer,
-      weights.token_mean(),
-      losses.score(),
-      state_lib.of(optimizer, params, mesh),
-      mesh,
-      allowed=tokenizer.allowed(model.spec.vocab),
-      distribution=Distribution(),
+    model,
+    optimizer,
+    weights.token_mean(),
+    losses.score(),
+    state_lib.of(optimizer, params, mesh),
+    mesh,
+    allowed=tokenizer.allowed(model.spec.vocab),
+    distribution=Distribution(),
   )
   task = arithmetic.make(seed=recipe.seed + 1)
   values = []
@@ -82,22 +84,25 @@ def make(kind: str, out: pathlib.Path, recipe: Recipe) -> list[float]:
   return values
 
 
-def _config(tokenizer: tokenizer_lib.Tokenizer, recipe: Recipe) -> dict:
+def model_config(
+  tokenizer: tokenizer_lib.Tokenizer, recipe: Recipe
+) -> dict[str, object]:
+  """The config.json of a tiny policy over the tokenizer."""
   return {
-      "model_type": "llama",
-      "hidden_size": recipe.width,
-      "intermediate_size": recipe.mlp,
-      "num_hidden_layers": recipe.layers,
-      "num_attention_heads": recipe.heads,
-      "num_key_value_heads": recipe.kv_heads,
-      "head_dim": recipe.width // recipe.heads,
-      "vocab_size": tokenizer.vocab_size,
-      "rms_norm_eps": 1e-5,
-      "rope_theta": 10000.0,
-      "max_position_embeddings": 512,
-      "tie_word_embeddings": True,
-      "eos_token_id": tokenizer.eos_ids[0],
-      "pad_token_id": tokenizer.pad_id,
+    "model_type": "llama",
+    "hidden_size": recipe.width,
+    "intermediate_size": recipe.mlp,
+    "num_hidden_layers": recipe.layers,
+    "num_attention_heads": recipe.heads,
+    "num_key_value_heads": recipe.kv_heads,
+    "head_dim": recipe.width // recipe.heads,
+    "vocab_size": tokenizer.vocab_size,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "eos_token_id": tokenizer.eos_ids[0],
+    "pad_token_id": tokenizer.pad_id,
   }
 
 
@@ -109,20 +114,20 @@ def _batch(task, tokenizer, step: int, size: int) -> Batch:
     tokens = np.asarray([*ids, tokenizer.eos_ids[0]], np.int32)
     nothing = np.zeros(len(tokens), np.float32)
     rows.append(
-        records.Rollout(
-            prompt_id=problem.id,
-            sample=0,
-            prompt=problem.prompt,
-            context=tuple(prompts_lib.render(tokenizer, problem.prompt)),
-            tokens=tokens,
-            logprobs=nothing,
-            entropies=nothing,
-            finished=True,
-            text=problem.answer,
-            answer=problem.answer,
-            reward=1.0,
-            outcome="correct",
-        )
+      records.Rollout(
+        prompt_id=problem.id,
+        sample=0,
+        prompt=problem.prompt,
+        context=tuple(prompts_lib.render(tokenizer, problem.prompt)),
+        tokens=tokens,
+        logprobs=nothing,
+        entropies=nothing,
+        finished=True,
+        text=problem.answer,
+        answer=problem.answer,
+        reward=1.0,
+        outcome="correct",
+      )
     )
   return collate.batch(rows)
 
@@ -133,7 +138,7 @@ def main() -> int:
   if (out / "model.safetensors").exists():
     raise config_lib.ConfigError("out", out, "a model is there already")
   recipe = Recipe(
-      **{f.name: values[f.name].value for f in dataclasses.fields(Recipe)}
+    **{f.name: values[f.name].value for f in dataclasses.fields(Recipe)}
   )
   found = make(values.tokenizer, out, recipe)
   print(f"{out}: loss {found[0]:.3f} -> {np.mean(found[-20:]):.3f}")

@@ -67,7 +67,7 @@ class Config:
     (), "Names of the policies in logs; default: the directories' names."
   )
   dtype: str = _field("float32", "Compute dtype of the model.", DTYPES)
-  remat: str = _field("none", "What the backward pass recomputes.", REMATS)
+  remat: str = _field("dots", "What the backward pass recomputes.", REMATS)
 
   task: str = _field(
     "chain_arithmetic",
@@ -119,7 +119,7 @@ class Config:
     CORRECTIONS,
   )
   correction_low: float = _field(
-    0.5, "Least ratio kept by mis_* and icepop; delta of opsm."
+    0.5, "Least ratio kept by mis_* and icepop; delta of opsm; limit of m2po."
   )
   correction_high: float = _field(
     2.0, "Cap of tis_*; greatest ratio kept by mis_* and icepop."
@@ -220,10 +220,15 @@ def from_dict(values: dict[str, Any]) -> Config:
 
 
 def check_resume(saved: Config, given: Config) -> None:
-  """Refuses to continue a run under a configuration that differs."""
+  """Refuses to continue a run under a configuration that differs.
+
+  More rounds are welcome under a constant learning rate; any other schedule
+  would have been another one from the start.
+  """
+  fixed = {"rounds"} if saved.lr_schedule != "constant" else set()
   for field in dataclasses.fields(Config):
     old, new = getattr(saved, field.name), getattr(given, field.name)
-    if old != new and field.name not in RESUMABLE:
+    if old != new and field.name not in RESUMABLE - fixed:
       raise ConfigError(
         field.name,
         new,
@@ -320,12 +325,13 @@ def _check_division(config: Config) -> None:
       config.updates,
       f"must divide --prompts={config.prompts}: a group is never split",
     )
-  rows = config.prompts // config.updates * config.samples
-  if rows % config.microbatches:
+  prompts = config.prompts // config.updates
+  if prompts % config.microbatches:
     raise ConfigError(
       "microbatches",
       config.microbatches,
-      f"must divide the {rows} rows of an update (prompts / updates * samples)",
+      f"must divide the {prompts} prompts of an update "
+      "(--prompts / --updates): a group is never split",
     )
   if 0 < config.rows < config.samples:
     raise ConfigError(

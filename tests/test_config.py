@@ -24,7 +24,7 @@ def make(**changes):
         ("recipe", ("grpo", "gpro"), "allowed: grpo"),
         ("correction", "TIS", "allowed: none, tis_token"),
         ("samples", 1, "at least 2"),
-        ("microbatches", 7, "must divide the 256 rows"),
+        ("microbatches", 7, "must divide the 32 prompts"),
         ("updates", 5, "must divide --prompts=32"),
         ("rows", 4, "at least --samples=8"),
         ("temperature", 0.0, "above 0"),
@@ -83,6 +83,12 @@ def test_resume_refuses_another_run_but_allows_more_rounds():
     config_lib.check_resume(saved, make(seed=2))
 
 
+def test_resume_refuses_more_rounds_of_a_decaying_rate():
+  saved = make(lr_schedule="cosine")
+  with pytest.raises(config_lib.ConfigError, match="--rounds=500"):
+    config_lib.check_resume(saved, make(lr_schedule="cosine", rounds=500))
+
+
 def test_every_field_is_documented():
   for field in dataclasses.fields(config_lib.Config):
     assert field.metadata["help"], field.name
@@ -103,7 +109,7 @@ def test_every_listed_name_is_accepted():
 def test_division_is_exact_for_all_small_shapes():
   sizes = (1, 2, 3, 4)
   for prompts, updates, micro in itertools.product(sizes, sizes, sizes):
-    fits = prompts % updates == 0 and (prompts // updates * 2) % micro == 0
+    fits = prompts % updates == 0 and (prompts // updates) % micro == 0
     values = {"prompts": prompts, "updates": updates, "microbatches": micro}
     if fits:
       assert make(samples=2, **values)

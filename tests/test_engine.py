@@ -160,7 +160,7 @@ def test_a_sample_does_not_depend_on_the_devices(shape):
   placed = jax.device_put(params, sharding.tree(model.axes, shapes, mesh))
   many = generator(shape)(placed, prompts(), ids(6))
   np.testing.assert_array_equal(one.tokens, many.tokens)
-  np.testing.assert_allclose(one.logprobs, many.logprobs, atol=1e-5)
+  np.testing.assert_allclose(one.logprobs, many.logprobs, atol=1e-4)
 
 
 def test_rounds_and_seeds_change_the_samples_and_repeats_do_not():

@@ -98,6 +98,7 @@ def build(
     allowed=actor.allowed,
     distribution=actor.distribution,
     microbatches=config.microbatches,
+    share=config.samples,
   )
   update = update_lib.make(
     actor.model,
@@ -109,6 +110,7 @@ def build(
     allowed=actor.allowed,
     distribution=actor.distribution,
     microbatches=config.microbatches,
+    share=config.samples,
   )
   policy = Policy(
     actor.name, actor, recipe, mesh, shardings, score, update, reference

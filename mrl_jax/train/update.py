@@ -32,13 +32,20 @@ def scorer(
   model: transformer.Model,
   allowed: Bool[np.ndarray, "V"],
   distribution: Distribution,
+  share: int,
 ) -> Callable[[Any, Batch], Scores]:
-  """`score(params, batch)`: log-probs and entropies of the batch's tokens."""
+  """`score(params, batch)`: log-probs and entropies of the batch's tokens.
+
+  Each `share` rows in turn have one prompt, which is computed once.
+  """
   mask = jnp.asarray(allowed)
 
   def score(params, batch: Batch) -> Scores:
     hidden = model.hidden(
-      params, batch.context, batch.context_lengths, batch.tokens
+      params,
+      batch.context[::share],
+      batch.context_lengths[::share],
+      batch.tokens,
     )
     unembedding = model.unembedding(params)
     return logprobs.score(hidden, unembedding, batch.tokens, mask, distribution)
@@ -46,25 +53,30 @@ def scorer(
   return score
 
 
-def split(batch: Batch, count: int) -> Batch:
-  """Leaves [B, ...] -> [count, B / count, ...].
+def split(batch: Batch, count: int, share: int) -> Batch:
+  """Leaves [B, ...] -> [count, B / count, ...], never parting `share` rows.
 
-  Row i goes to microbatch i % count, so each microbatch stays spread over
-  the same devices and no row moves.
+  The n-th prompt goes to microbatch n % count, so each microbatch stays
+  spread over the same devices and no row moves.
   """
 
   def leaf(x: Array) -> Array:
-    x = x.reshape(x.shape[0] // count, count, *x.shape[1:])
-    return jnp.swapaxes(x, 0, 1)
+    rest = x.shape[1:]
+    x = x.reshape(-1, count, share, *rest)
+    return jnp.swapaxes(x, 0, 1).reshape(count, -1, *rest)
 
   return jax.tree.map(leaf, batch)
 
 
-def merge(batch: Any) -> Any:
+def merge(tree: Any, share: int) -> Any:
   """The inverse of `split`, for any tree of [count, B / count, ...]."""
-  return jax.tree.map(
-    lambda x: jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:]), batch
-  )
+
+  def leaf(x: Array) -> Array:
+    rest = x.shape[2:]
+    x = x.reshape(x.shape[0], -1, share, *rest)
+    return jnp.swapaxes(x, 0, 1).reshape(-1, *rest)
+
+  return jax.tree.map(leaf, tree)
 
 
 def make_score(
@@ -74,13 +86,14 @@ def make_score(
   allowed: Bool[np.ndarray, "V"],
   distribution: Distribution,
   microbatches: int = 1,
+  share: int = 1,
 ) -> Callable[[Any, Batch], Scores]:
   """Jitted `score`, microbatch by microbatch, without a gradient."""
-  score = scorer(model, allowed, distribution)
+  score = scorer(model, allowed, distribution, share)
 
   def run(params, batch: Batch) -> Scores:
-    rows = split(batch, microbatches)
-    return merge(jax.lax.map(lambda b: score(params, b), rows))
+    rows = split(batch, microbatches, share)
+    return merge(jax.lax.map(lambda b: score(params, b), rows), share)
 
   return jax.jit(run, out_shardings=sharding.batch(mesh))
 
@@ -92,13 +105,14 @@ def make_gradient(
   allowed: Bool[np.ndarray, "V"],
   distribution: Distribution,
   microbatches: int = 1,
+  share: int = 1,
 ) -> Callable[[Any, Batch], tuple[Array, Any, Any]]:
   """`gradient(params, batch) -> (loss, diagnostics' sums, gradients)`.
 
   The batch is a prepared one: its weights are the loss measure, so the
   gradient of the whole is the sum over the microbatches.
   """
-  score = scorer(model, allowed, distribution)
+  score = scorer(model, allowed, distribution, share)
   objective = losses.objective(loss)
 
   def part(params, rows: Batch):
@@ -111,7 +125,7 @@ def make_gradient(
     if microbatches == 1:
       (value, sums), grads = one(params, batch)
       return value, sums, grads
-    rows = split(batch, microbatches)
+    rows = split(batch, microbatches, share)
     first = jax.tree.map(lambda x: x[0], rows)
     (_, shapes), _ = jax.eval_shape(one, params, first)
     carry = jax.tree.map(
@@ -140,6 +154,7 @@ def make(
   allowed: Bool[np.ndarray, "V"],
   distribution: Distribution,
   microbatches: int = 1,
+  share: int = 1,
 ) -> Update:
   """Builds the jitted `update(state, batch) -> (state, report)`.
 
@@ -152,6 +167,7 @@ def make(
     allowed=allowed,
     distribution=distribution,
     microbatches=microbatches,
+    share=share,
   )
 
   def update(state, batch: Batch):

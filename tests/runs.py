@@ -1,0 +1,76 @@
+"""Tiny policies on disk and whole runs in subprocesses, for tests."""
+
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+
+from experiments import tokenizers, warmstart
+from mrl_jax.model import hf, transformer
+from mrl_jax.model import spec as spec_lib
+from mrl_jax.text import tokenizer as tokenizer_lib
+
+ROOT = pathlib.Path(__file__).parent.parent
+TINY = dataclasses.replace(
+    warmstart.Recipe(), width=16, layers=1, heads=2, kv_heads=1, mlp=32
+)
+
+
+def policy(directory: pathlib.Path, kind: str, seed: int = 0) -> str:
+  """A random policy of a few thousand weights, as a directory."""
+  tokenizers.write(directory, warmstart.KINDS[kind]())
+  tokenizer = tokenizer_lib.load(str(directory))
+  config = warmstart.model_config(tokenizer, TINY)
+  model = transformer.make(spec_lib.from_config(config))
+  params = model.init(jax.random.key(seed))
+  hf.save(model, params, str(directory), source_directory=str(directory))
+  return str(directory)
+
+
+def command(workdir: pathlib.Path, policies: list[str], **flags) -> list[str]:
+  """The arguments of a short run."""
+  values = {
+      "workdir": workdir,
+      "policies": ",".join(policies),
+      "task_args": '{"max_operations": 1}',
+      "rounds": 6,
+      "prompts": 4,
+      "samples": 4,
+      "completion_limit": 6,
+      "lr": 0.01,
+      "save_every": 2,
+      "progress": "plain",
+      **flags,
+  }
+  pairs = [f"--{name}={value}" for name, value in values.items()]
+  return [sys.executable, "-m", "experiments.run", *pairs]
+
+
+def environment() -> dict[str, str]:
+  """One plain CPU device, whatever this process emulates."""
+  return {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+
+
+def start(arguments: list[str]) -> subprocess.Popen:
+  return subprocess.Popen(
+      arguments,
+      cwd=ROOT,
+      env=environment(),
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+  )
+
+
+def run(arguments: list[str]) -> subprocess.CompletedProcess:
+  return subprocess.run(
+      arguments,
+      cwd=ROOT,
+      env=environment(),
+      capture_output=True,
+      text=True,
+      check=False,
+  )

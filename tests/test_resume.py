@@ -1,0 +1,96 @@
+"""A run that is killed and started again equals one that was not."""
+
+import random
+import signal
+
+import pytest
+
+from tests import runs
+
+FILES = ("metrics.jsonl", "rollouts.jsonl")
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory):
+  root = tmp_path_factory.mktemp("policies")
+  return [runs.policy(root / kind, kind) for kind in ("char", "merged")]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, policies):
+  workdir = tmp_path_factory.mktemp("whole") / "run"
+  done = runs.run(runs.command(workdir, policies))
+  assert done.returncode == 0, done.stdout + done.stderr
+  return workdir
+
+
+def same(left, right):
+  for name in FILES:
+    assert (left / name).read_bytes() == (right / name).read_bytes(), name
+  for policy in ("char", "merged"):
+    name = f"export/{policy}/model.safetensors"
+    assert (left / name).read_bytes() == (right / name).read_bytes(), name
+
+
+def until(process, rounds):
+  """Reads the output until so many rounds have been reported."""
+  lines = []
+  while rounds:
+    line = process.stdout.readline()
+    assert line, "".join(lines)
+    lines.append(line)
+    rounds -= line.startswith("round ")
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_killed_at_a_random_point_and_started_again(
+    rounds, policies, whole, tmp_path
+):
+  arguments = runs.command(tmp_path / "run", policies)
+  process = runs.start(arguments)
+  until(process, rounds)
+  pause = random.uniform(0, 0.1)
+  try:
+    process.wait(pause)
+  except runs.subprocess.TimeoutExpired:
+    process.kill()
+  process.wait()
+  process.stdout.close()
+  again = runs.run(arguments)
+  assert again.returncode == 0, again.stdout + again.stderr
+  same(tmp_path / "run", whole)
+
+
+def test_sigterm_saves_and_exits_cleanly(policies, whole, tmp_path):
+  arguments = runs.command(tmp_path / "run", policies, save_every=0)
+  process = runs.start(arguments)
+  until(process, 2)
+  process.send_signal(signal.SIGTERM)
+  output = process.stdout.read()
+  assert process.wait() == 0, output
+  process.stdout.close()
+  assert not (tmp_path / "run" / "export").exists()
+  again = runs.run(arguments)
+  assert again.returncode == 0, again.stdout + again.stderr
+  assert "resumed after round" in again.stdout
+  same(tmp_path / "run", whole)
+
+
+def test_another_configuration_in_the_same_folder_is_refused(policies, whole):
+  done = runs.run(runs.command(whole, policies, seed=5))
+  assert done.returncode == 2
+  assert done.stderr.strip().count("\n") == 0
+  assert "--seed=5" in done.stderr
+  assert "started with 0" in done.stderr
+
+
+def test_a_finished_run_can_be_continued_on_another_mesh(policies, tmp_path):
+  workdir = tmp_path / "run"
+  first = runs.command(workdir, policies, rounds=2, prompts=8)
+  assert runs.run(first).returncode == 0
+  more = runs.command(
+      workdir, policies, rounds=3, prompts=8, cpu_devices=8, mesh="2,2,2"
+  )
+  done = runs.run(more)
+  assert done.returncode == 0, done.stdout + done.stderr
+  assert "resumed after round 1" in done.stdout
