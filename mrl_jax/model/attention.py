@@ -86,7 +86,8 @@ def over_caches(
   first = jnp.exp(first - jnp.swapaxes(top, 1, 2)[..., None])
   second = jnp.exp(second - top[..., None])
   total = jnp.swapaxes(first.sum(-1), 1, 2) + second.sum(-1)
-  out = _weigh("nkgrp,nkph->ngkrh", first, prompt_v)
+  # Not straight to ngkrh: XLA:CPU has no bfloat16 product in that order.
+  out = jnp.swapaxes(_weigh("nkgrp,nkph->nkgrh", first, prompt_v), 1, 2)
   out += _weigh("ngkrc,ngkch->ngkrh", second, v)
   return (out / total[..., None]).astype(q.dtype)
 

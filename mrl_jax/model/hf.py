@@ -279,9 +279,8 @@ def _host(place: hf_names.Place, leaf: jax.Array) -> Iterator[np.ndarray]:
 def _config(source: pathlib.Path, spec: spec_lib.Spec) -> dict[str, Any]:
   """The source's config.json, with what the model is on top."""
   kept = _json(source / "config.json", missing_ok=True)
-  kept.pop("torch_dtype", None)
-  made = spec_lib.to_config(spec)
-  return {**kept, **{k: v for k, v in made.items() if v is not None}}
+  kept.pop("torch_dtype", None)  # the older name of dtype
+  return {**kept, **spec_lib.to_config(spec)}
 
 
 def _generation(source: pathlib.Path, config: dict[str, Any]) -> dict[str, Any]:
