@@ -9,7 +9,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
-from absl import app, flags
+from absl import app, flags, logging
 
 from mrl_jax import config as config_lib
 
@@ -89,6 +89,7 @@ def run(main: Callable[[], int | None]) -> None:
   """Parses the flags, runs `main`, and turns bad input into one line."""
 
   def wrapped(argv: Sequence[str]) -> int | None:
+    logging.set_verbosity(logging.WARNING)
     if len(argv) > 1:
       fail(f"{argv[1]!r}: unexpected argument; flags start with --")
     try:

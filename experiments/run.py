@@ -14,7 +14,6 @@ import os
 import pathlib
 
 import jax
-from absl import flags
 
 from experiments import flags as flags_lib
 from experiments import models, plots, progress, tasks
@@ -125,5 +124,4 @@ def _finish(config, workdir, policies, states, finished) -> None:
 
 if __name__ == "__main__":
   flags_lib.define()
-  flags.mark_flag_as_required("workdir")
   flags_lib.run(main)

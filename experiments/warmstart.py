@@ -53,7 +53,9 @@ def make(kind: str, out: pathlib.Path, recipe: Recipe) -> list[float]:
   tokenizers.write(out, KINDS[kind]())
   tokenizer = tokenizer_lib.load(out)
   model = transformer.make(
-    spec_lib.from_config(model_config(tokenizer, recipe))
+    dataclasses.replace(
+      spec_lib.from_config(model_config(tokenizer, recipe)), remat="dots"
+    )
   )
   mesh = mesh_lib.make(1, 1, 1, devices=jax.devices()[:1])
   params = jax.device_put(

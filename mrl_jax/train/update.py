@@ -189,7 +189,8 @@ def make(
     report = {
       "loss": value,
       "grad_norm": norm,
-      "weights": batch.weights.sum(),
+      "step": new.step,
+      "skipped": new.skipped,
       "tokens": sums,
     }
     return new, report
