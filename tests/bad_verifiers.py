@@ -43,6 +43,16 @@ def obey(completion, problem):
       return np.float32(0.5)
     case "unparsed":
       return verify.UNPARSED
+    case "nonsense verdict":
+      return verify.Verdict("hello", "nope")
+    case "infinite verdict":
+      return verify.Verdict(float("inf"), verify.Outcome.correct)
+    case "nan verdict":
+      return verify.Verdict(float("nan"), verify.Outcome.wrong)
+    case "rewarded error":
+      return verify.Verdict(1.0, verify.Outcome.error)
+    case "own verdict":
+      return verify.Verdict(np.float32(0.25), "correct")
     case "print":
       print("x" * 100_000)
       return True

@@ -1,5 +1,6 @@
 """Problems are stable, orders resume exactly, and bad input is named."""
 
+import decimal
 import functools
 import json
 import pickle
@@ -78,6 +79,8 @@ def test_positions_and_sizes_are_checked():
     dataset.Order(numbered(3), 0).at(-1)
   with pytest.raises(ValueError, match="no problems"):
     dataset.Order(numbered(0), 0)
+  with pytest.raises(ValueError, match="seed must be 0 or more, got -1"):
+    dataset.Order(numbered(3), -1)
 
 
 # Chain arithmetic ------------------------------------------------------------
@@ -131,10 +134,44 @@ def test_splits_share_no_chain_but_all_lengths():
 
 
 def test_ids_are_stable():
+  assert arithmetic.make().problem(17).id == "chain-arithmetic/0/17"
   task = arithmetic.make(8, 8)
-  assert task.problem(17).id == "chain-arithmetic/17"
+  assert task.problem(17).id == "chain-arithmetic/8-8/0/17"
   assert len({task.problem(i).prompt for i in range(300)}) > 295
-  assert task.problem(5) != arithmetic.make(8, 8, seed=1).problem(5)
+
+
+def test_ids_tell_tasks_apart():
+  """Two tasks share an id only where they share the problem."""
+  tasks = [
+    *(
+      arithmetic.make(seed=s, split=k)
+      for s in (0, 1)
+      for k in ("train", "test")
+    ),
+    arithmetic.make(1, 3),
+    arithmetic.make(8, 8),
+    gym.make("leg_counting"),
+    gym.make("leg_counting", seed=1),
+    gym.make("leg_counting", {"max_animals": 4}),
+    gym.make("leg_counting", {"max_animals": 5}),
+  ]
+  assert len({task.problem(0).id for task in tasks}) == len(tasks)
+
+
+def test_a_task_has_no_problem_past_its_end(tmp_path):
+  path = write(tmp_path / "a.jsonl", ROWS[:2])
+  tasks = [
+    arithmetic.make(size=2),
+    gym.make("leg_counting", size=2),
+    files.load(path, verifiers.exact)[0],
+  ]
+  for task in tasks:
+    assert task.problem(1) == task.problem(1)
+    for index in (2, -1):
+      with pytest.raises(IndexError, match=f"0 to 1, got {index}"):
+        task.problem(index)
+  with pytest.raises(IndexError, match="0 or more, got -1"):
+    arithmetic.make().problem(-1)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +181,7 @@ def test_ids_are_stable():
     ({"min_operations": 3, "max_operations": 2}, "max_operations=2"),
     ({"split": "tset"}, r"train.*test.*'tset'"),
     ({"size": 0}, "size.*got 0"),
+    ({"seed": -1}, "seed must be 0 or more, got -1"),
   ],
 )
 def test_arithmetic_refuses(arguments, message):
@@ -217,6 +255,50 @@ def test_parquet_reads_as_jsonl_does(tmp_path):
   assert task.problem(49) == Problem("a.parquet/49", "49?", "49")
 
 
+@pytest.mark.parametrize("bad", ["a\ud800b", "\udfff", "x\ud83d"])
+@pytest.mark.parametrize("field", ["id", "prompt", "answer"])
+def test_text_that_no_tokenizer_takes_is_dropped(tmp_path, field, bad):
+  row = {"id": "a", "prompt": "b", "answer": "c"}
+  path = write(tmp_path / "a.jsonl", [row | {field: bad}, row])
+  task, report = files.load(path, verifiers.exact)
+  assert report == files.Report(2, 1, {f"{field} is not valid Unicode": 1})
+  assert task.problem(0) == Problem("a", "b", "c")
+  path = write(tmp_path / "b.jsonl", [row | {"prompt": "\ud83d\ude00"}])
+  assert files.load(path, verifiers.exact)[0].problem(0).prompt == "😀"
+
+
+@pytest.mark.parametrize(
+  ("column", "written"),
+  [
+    (pyarrow.array([0.1, 5, 2.5e-7], pyarrow.float32()),
+     ["0.1", "5", "0.00000025"]),
+    (pyarrow.array([0.1, 5, -1e20]), ["0.1", "5", "-100000000000000000000"]),
+    (pyarrow.array([1, 10, -3]), ["1", "10", "-3"]),
+    (pyarrow.array([decimal.Decimal("5.00"), decimal.Decimal("100"),
+                    decimal.Decimal("0.10")]), ["5", "100", "0.1"]),
+    (pyarrow.array(["5.0", "0.10", "1e3"]), ["5.0", "0.10", "1e3"]),
+  ],
+)  # fmt: skip
+def test_numbers_are_written_the_shortest_way(tmp_path, column, written):
+  table = pyarrow.table({"prompt": ["a", "b", "c"], "answer": column})
+  parquet.write_table(table, tmp_path / "a.parquet")
+  task, report = files.load(tmp_path / "a.parquet", verifiers.exact)
+  assert report.kept == 3
+  assert [task.problem(i).answer for i in range(3)] == written
+
+
+@pytest.mark.parametrize("start", [4, 10, 40])
+def test_a_corrupt_parquet_page_is_named(tmp_path, start):
+  path = tmp_path / "broken.parquet"
+  rows = [{"prompt": f"{i}?" * 9, "answer": str(i)} for i in range(50)]
+  parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+  data = bytearray(path.read_bytes())
+  data[start : start + 20] = b"\xff" * 20
+  path.write_bytes(data)
+  with pytest.raises(ValueError, match=r"broken\.parquet: row group 0"):
+    files.load(path, verifiers.exact)
+
+
 def test_unusable_files_are_one_clear_error(tmp_path):
   load = functools.partial(files.load, verifier=verifiers.exact)
   write(tmp_path / "a.jsonl", ROWS[:1])
@@ -264,6 +346,49 @@ def test_gym_pays_all_or_nothing(name):
     assert check(tagged, problem) == verify.CORRECT
 
 
+@pytest.mark.parametrize(
+  ("form", "outcome"),
+  [
+    ("**{}**", "correct"),
+    ("`{}`", "correct"),
+    ("${}$", "correct"),
+    ("\\boxed{{{}}}", "correct"),
+    ("First, 3 + 4.\n\nThe answer is {}", "correct"),
+    ("so\n#### {}", "correct"),
+    ("It is \\boxed{{{}}} <answer>5</answer>", "wrong"),
+    ("{} <answer></answer>", "unparsed"),
+    ("The answer is {}1", "wrong"),
+  ],
+)
+def test_gym_finds_the_answer_that_is_marked(form, outcome):
+  task = gym.make("basic_arithmetic", size=1)
+  problem = task.problem(0)
+  got = task.verify.check(form.format(problem.answer), problem)
+  assert got.outcome.value == outcome
+
+
+def test_gym_takes_a_whole_text_that_holds_a_mark():
+  """A task whose answer is itself spelt like a marked one."""
+  problem = gym.make("letter_jumble", size=1).problem(0)
+  problem.extra["entry"]["answer"] = "the answer is five"
+  check = gym.make("letter_jumble", size=1).verify.check
+  assert check("the answer is five", problem) == verify.CORRECT
+
+
+def test_gym_does_not_score_what_memory_ran_out_on(monkeypatch):
+  """A bad answer is no answer; a machine that failed says nothing of it."""
+  task = gym.make("leg_counting", size=1)
+  data = gym._dataset(*task.verify.check.args[:2])
+
+  def fail(error, answer, entry):
+    raise error
+
+  for error, want in [(MemoryError(), "error"), (KeyError(), "unparsed")]:
+    monkeypatch.setattr(data, "score_answer", functools.partial(fail, error))
+    got = verify.grade(task.verify.check, "5", task.problem(0))
+    assert got.outcome.value == want
+
+
 def test_gym_scores_in_processes():
   task = gym.make("leg_counting", {"max_animals": 4}, size=3)
   problems = [task.problem(i) for i in range(3)]
@@ -295,5 +420,7 @@ def test_gym_refuses_unknown_names(name, config, message):
 def test_gym_refuses_impossible_sizes():
   with pytest.raises(ValueError, match=r"size.*got 0"):
     gym.make("leg_counting", size=0)
+  with pytest.raises(ValueError, match="seed must be 0 or more, got -1"):
+    gym.make("leg_counting", seed=-1)
   with pytest.raises(ValueError, match=r"threshold.*got 0"):
     gym.make("leg_counting", threshold=0.0)

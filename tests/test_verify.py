@@ -263,9 +263,10 @@ def test_a_loop_is_killed_and_costs_its_own_row(pool, bad):
 
 @pytest.mark.parametrize(
   "bad",
-  ["exit", "sys.exit", "segfault", "memory", "raise", "none", "nan"],
-)
-def test_a_crash_costs_its_own_row(pool, bad):
+  ["exit", "sys.exit", "segfault", "memory", "raise", "none", "nan",
+   "nonsense verdict", "infinite verdict", "nan verdict", "rewarded error"],
+)  # fmt: skip
+def test_what_goes_wrong_costs_its_own_row(pool, bad):
   got = outcomes(pool, ["42", bad, "7", "42"])
   assert got == ["correct", "error", "wrong", "correct"]
   verdict = pool.score([(bad, SECOND)])[0]
@@ -273,9 +274,9 @@ def test_a_crash_costs_its_own_row(pool, bad):
 
 
 def test_rewards_pass_through(pool):
-  half, unparsed, shout = pool.score(
-    [(text, SECOND) for text in ["half", "unparsed", "print"]]
-  )
+  texts = ["half", "unparsed", "print", "own verdict"]
+  half, unparsed, shout, own = pool.score([(text, SECOND) for text in texts])
+  assert own == verify.Verdict(0.25, verify.Outcome.correct)
   assert half == verify.Verdict(0.5, verify.Outcome.wrong)
   assert unparsed == verify.UNPARSED
   assert shout == verify.CORRECT  # output does not disturb the pipe
@@ -469,6 +470,11 @@ def test_what_cannot_be_sent_or_loaded_is_one_error(tmp_path):
     ("bad_verifiers:obay", r"no function 'obay'.*obey"),
     ("bad_verifiers:not_a_function", "no function"),
     (":f", "module:function"),
+    (".x:f", "module:function"),
+    ("..:f", "module:function"),
+    ("a..b:f", "module:function"),
+    ("a b:f", "module:function"),
+    ("bad_verifiers:", "module:function"),
   ],
 )
 def test_unknown_verifiers_are_refused(spec, message):

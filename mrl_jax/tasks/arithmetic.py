@@ -13,9 +13,11 @@ import hashlib
 
 import numpy as np
 
+from mrl_jax.tasks import dataset
 from mrl_jax.tasks.dataset import Problem, Task, Verifier
 
 SPLITS = ("train", "test")
+_DEFAULT_RANGE = (1, 8)  # operations of a chain
 _TEST_SHARE = 8  # one chain in eight is held out
 _STEPS = {
   "+": lambda a, b: (a + b) % 10,
@@ -25,8 +27,8 @@ _STEPS = {
 
 
 def make(
-  min_operations: int = 1,
-  max_operations: int = 8,
+  min_operations: int = _DEFAULT_RANGE[0],
+  max_operations: int = _DEFAULT_RANGE[1],
   *,
   split: str = "train",
   seed: int = 0,
@@ -46,10 +48,13 @@ def make(
     raise ValueError(f"split must be one of {SPLITS}, got {split!r}")
   if size is not None and size < 1:
     raise ValueError(f"size must be 1 or more, or None, got {size}")
+  if seed < 0:
+    raise ValueError(f"seed must be 0 or more, got {seed}")
   name = "chain-arithmetic" + ("" if split == "train" else "-test")
   problem = functools.partial(
     _problem, name, min_operations, max_operations, split, seed
   )
+  problem = dataset.indexed(problem, size)
   return Task(name, size, problem, Verifier(check, quick=True))
 
 
@@ -91,4 +96,7 @@ def _problem(
     if is_test(chain) == (split == "test"):
       break
   extra = {"difficulty": operations}
-  return Problem(f"{name}/{index}", chain, running_values(chain), extra)
+  # What sets this task apart from others of its name belongs to its ids.
+  kind = "" if (low, high) == _DEFAULT_RANGE else f"/{low}-{high}"
+  id = f"{name}{kind}/{seed}/{index}"
+  return Problem(id, chain, running_values(chain), extra)

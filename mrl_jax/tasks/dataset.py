@@ -41,6 +41,20 @@ class Task(NamedTuple):
   verify: Verifier
 
 
+def indexed(
+  problem: Callable[[int], Problem], size: int | None
+) -> Callable[[int], Problem]:
+  """Returns `problem`, refusing every index that the task does not have."""
+
+  def apply(index: int) -> Problem:
+    if index < 0 or (size is not None and index >= size):
+      there = "0 or more" if size is None else f"0 to {size - 1}"
+      raise IndexError(f"index must be {there}, got {index}")
+    return problem(index)
+
+  return apply
+
+
 class Order:
   """The problem at every position of a run, the same in every process.
 
@@ -53,6 +67,8 @@ class Order:
     self._indices = None
     if task.size is None:
       return
+    if seed < 0:
+      raise ValueError(f"seed must be 0 or more, got {seed}")
     if task.size < 1:
       raise ValueError(f"task {task.name!r} has no problems to put in order")
     # Imported here because grain brings JAX in, and the verifiers' processes,

@@ -7,15 +7,18 @@ error that says what was found in its place.
 """
 
 import collections
+import decimal
 import json
 import math
 import pathlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from mrl_jax.tasks import dataset
 from mrl_jax.tasks.dataset import Problem, Task, Verifier
 
 SUFFIXES = (".jsonl", ".parquet")
+_NUMBERS = int | float | decimal.Decimal
 
 
 class Report(NamedTuple):
@@ -67,7 +70,8 @@ def load(
   if not problems:
     raise ValueError(f"{path}: no usable row out of {rows}: {dict(dropped)}")
   order = list(problems.values())
-  task = Task(path.name, len(order), order.__getitem__, verifier)
+  problem_at = dataset.indexed(order.__getitem__, len(order))
+  task = Task(path.name, len(order), problem_at, verifier)
   return task, Report(rows, len(order), dict(dropped))
 
 
@@ -84,20 +88,41 @@ def _problem(
   if not isinstance(question, str):
     return f"{prompt} is not text"
   # Numbers are common as answers; bool is an int to Python and is not one.
-  if isinstance(gold, bool) or not isinstance(gold, str | int | float):
+  if isinstance(gold, bool) or not isinstance(gold, str | _NUMBERS):
     return f"{answer} is neither text nor a number"
-  if isinstance(gold, float) and not math.isfinite(gold):
-    return f"{answer} is not finite"
+  if not isinstance(gold, str):
+    if not math.isfinite(gold):
+      return f"{answer} is not finite"
+    gold = _written(gold)
   if not question.strip():
     return f"empty {prompt}"
-  if not str(gold).strip():
+  if not gold.strip():
     return f"empty {answer}"
   key = row.get(id)
   if key is None:
     key = f"{name}/{index}"
   elif isinstance(key, bool) or not isinstance(key, str | int) or key == "":
     return f"{id} is neither text nor an integer"
-  return Problem(str(key), question, str(gold))
+  problem = Problem(str(key), question, gold)
+  for field, text in zip((id, prompt, answer), problem, strict=False):
+    if not _is_unicode(text):
+      return f"{field} is not valid Unicode"
+  return problem
+
+
+def _written(number: int | float | decimal.Decimal) -> str:
+  """A whole number without a point: pandas makes 5 a 5.0 in many columns."""
+  text = format(decimal.Decimal(str(number)), "f")
+  return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _is_unicode(text: str) -> bool:
+  """False for lone surrogates, which JSON can spell and no tokenizer take."""
+  try:
+    text.encode()
+  except UnicodeEncodeError:
+    return False
+  return True
 
 
 def _jsonl(path: pathlib.Path, columns: tuple[str, ...]) -> Iterator[Any]:
@@ -118,7 +143,7 @@ def _parquet(path: pathlib.Path, columns: tuple[str, ...]) -> Iterator[Any]:
 
   try:
     file = parquet.ParquetFile(path)
-  except pyarrow.ArrowInvalid as error:
+  except (pyarrow.ArrowException, OSError) as error:
     raise ValueError(f"{path}: not a Parquet file: {error}") from None
   with file:
     found = file.schema_arrow.names
@@ -127,7 +152,25 @@ def _parquet(path: pathlib.Path, columns: tuple[str, ...]) -> Iterator[Any]:
         raise _no_column(path, column, set(found))
     wanted = [column for column in columns if column in found]
     for group in range(file.num_row_groups):
-      yield from file.read_row_group(group, columns=wanted).to_pylist()
+      try:
+        rows = _rows(file.read_row_group(group, columns=wanted))
+      except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+          f"{path}: row group {group} cannot be read: {error}"
+        ) from None
+      yield from rows
+
+
+def _rows(table: Any) -> list[dict[str, Any]]:
+  """The rows of a pyarrow table; 0.1 in single precision is 0.1."""
+  import pyarrow
+
+  for index, field in enumerate(table.schema):
+    if pyarrow.types.is_float32(field.type):
+      column = table.column(index).cast(pyarrow.string())
+      column = column.cast(pyarrow.float64())
+      table = table.set_column(index, field.name, column)
+  return table.to_pylist()
 
 
 def _no_column(path: pathlib.Path, column: str, found: set[str]) -> ValueError:

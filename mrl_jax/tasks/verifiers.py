@@ -79,7 +79,7 @@ def resolve(spec: str) -> Verifier:
   if spec in built_in:
     return built_in[spec]
   module, _, name = spec.partition(":")
-  if not module or not name:
+  if not name or not all(part.isidentifier() for part in module.split(".")):
     raise ValueError(
       f"verifier must be one of {[*built_in, 'math']} or module:function,"
       f" got {spec!r}"

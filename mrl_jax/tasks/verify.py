@@ -54,6 +54,7 @@ class Verdict(NamedTuple):
   outcome: Outcome
 
 
+_UNSCORED = (Outcome.gold_unparsed, Outcome.timeout, Outcome.error)
 CORRECT = Verdict(1.0, Outcome.correct)
 WRONG = Verdict(0.0, Outcome.wrong)
 UNPARSED = Verdict(0.0, Outcome.unparsed)
@@ -78,9 +79,10 @@ def as_verdict(result: Any) -> Verdict:
 
   Raises:
     TypeError: for anything but a bool, a finite number or a `Verdict`.
+    ValueError: for a verdict whose reward and outcome do not fit.
   """
   if isinstance(result, Verdict):
-    return result
+    return _checked(result)
   if isinstance(result, bool | np.bool_):
     return CORRECT if result else WRONG
   number = isinstance(result, int | float | np.integer | np.floating)
@@ -91,6 +93,18 @@ def as_verdict(result: Any) -> Verdict:
     "a verifier must return a bool, a finite number or a Verdict, got"
     f" {result!r}"
   )
+
+
+def _checked(verdict: Verdict) -> Verdict:
+  """A verifier's own verdict; a row that counts has a finite reward."""
+  reward, outcome = float(verdict.reward), Outcome(verdict.outcome)
+  if outcome in _UNSCORED:
+    fits = math.isnan(reward)
+  else:
+    fits = math.isfinite(reward)
+  if not fits:
+    raise ValueError(f"a verdict of {outcome} cannot have reward {reward}")
+  return Verdict(reward, outcome)
 
 
 def counts(verdicts: Sequence[Verdict]) -> dict[str, int]:
