@@ -196,7 +196,7 @@ def test_math_refuses_what_would_never_end(math_pool, text):
     ("5", "The answer is $5. I hope the answer helps", "correct"),
     ("5", "the answer is 2 + 3 = 5", "correct"),
     ("-5", "x = −5", "correct"),
-    ("5", "10-5", "wrong"),
+    ("5", "10-5", "unparsed"),
     ("-3", "-\\frac{6}{2}", "correct"),
     ("7/3", "2\\frac{1}{3}", "correct"),
     ("90", "\\boxed{90^\\circ}", "correct"),
@@ -225,6 +225,68 @@ def test_exact():
   assert judge(verifiers.exact_check, "x <answer>a</answer>", "a") == "correct"
   assert judge(verifiers.exact_check, "<answer> </answer>", "a") == "unparsed"
   assert judge(verifiers.exact_check, "a", " ") == "gold_unparsed"
+
+
+@pytest.mark.parametrize(
+  "box",
+  [
+    "a - 5", "5p + q", "0x5", "5x2", "(5, \\infty)", "5, \\infty", "5, 6",
+    "sqrt 5", "not 5", "log 5", "half of 5", "x > 5", "x \\ge 5", "< 5",
+    "x != 5", "5_6", "5e1000", "5!", "5 and a half", "5 or more", "5 - x",
+    "x + 1 = 5", "-x = 5", "|x| = 5", "2x = 5", "5x", "5\\pi", "\\ln 5",
+    "5^{x}", "f(5)", "\\frac{5}{x}", "5/x",
+  ],
+)  # fmt: skip
+def test_a_marked_number_is_a_number_as_a_whole(box):
+  for gold in ("5", "-5", "1/5", "6"):
+    for text in (f"\\boxed{{{box}}}", f"#### {box}", f"The answer is ${box}$"):
+      assert judge(verifiers.numeric_check, text, gold) == "unparsed"
+
+
+@pytest.mark.parametrize(
+  "text",
+  ["7-2", "7 - 2", "7 -2", "x-2", "x - 2", "pages 10-15", "COVID-19", "v2-3",
+   "1e1000", "0x2", "x2", "a2b", "it is not 2", "sqrt 2", "2^5", "f(2)"],
+)  # fmt: skip
+def test_part_of_an_expression_is_no_number(text):
+  assert judge(verifiers.numeric_check, text, "2") == "unparsed"
+
+
+@pytest.mark.parametrize(
+  ("value", "texts"),
+  [
+    ("5", ["5", "$5$", "5.0", "\\$5", "€5", "x = 5", "x_1 = 5", "f(x) = 5",
+           "\\theta = 5", "Total: 5", "5 apples", "5\\text{ apples}", "**5**",
+           "5\\,\\text{cm}^2", "5 km/h", "5 sq. ft", "5^{\\circ}", "5°",
+           "5 m", "+5", "10/2", "5.", "5 two-way roads"]),
+    ("-5", ["-5", "−5", "-$5", "$-5$", "\\$-5", "x = -5", "-5 degrees"]),
+    ("5000000", ["5 million", "5{,}000{,}000", "5\\,000\\,000", "5e6",
+                 "5,000,000", "5\u202f000\u202f000", "\\$5 million"]),
+    ("24", ["2 dozen", "2 dozen eggs"]),
+    ("1/2", ["\\frac12", "\\dfrac{1}{2}", "\\frac{1}2", "\\tfrac1{2}", ".5",
+             "50\\%", "50 percent"]),
+  ],
+)  # fmt: skip
+def test_spellings_of_one_number(value, texts):
+  for text in texts:
+    for form in ("\\boxed{{{}}}", "#### {}", "<answer>{}</answer>"):
+      got = judge(verifiers.numeric_check, form.format(text), value)
+      assert got == "correct", (form, text)
+
+
+@pytest.mark.parametrize(
+  ("text", "gold", "outcome"),
+  [
+    ("The answer is 5! = 120", "120", "correct"),
+    ("The answer is 3! + 4! = 30.", "30", "correct"),
+    ("The answer is 5! Great", "5", "correct"),
+    ("The answer is 5!", "5", "correct"),
+    ("The answer is a total of 72 clips.", "72", "correct"),
+    ("The answer is not 5", "5", "unparsed"),
+  ],
+)
+def test_the_clause_of_a_cue(text, gold, outcome):
+  assert judge(verifiers.numeric_check, text, gold) == outcome
 
 
 @pytest.mark.parametrize("check", ["exact_check", "numeric_check"])
@@ -433,6 +495,16 @@ def test_fractions_agree_only_when_equal(a, b, check):
 )
 def test_answers_that_vote_together(text, key):
   assert extract.key(text) == key
+
+
+def test_votes_are_keys_and_verdicts():
+  texts = ["so \\boxed{1/2}", "The answer is 0.5.", "<answer></answer>", "b"]
+  assert extract.votes(texts, [True, False, False, False]) == [
+    ("1/2", True),
+    ("1/2", False),
+    None,
+    ("b", False),
+  ]
 
 
 def test_quick_verifiers_need_no_process():

@@ -1,4 +1,4 @@
-"""Finding the answer in a completion, and the number in an answer.
+"""Finding the answer in a completion, and what it counts as in a vote.
 
 Where an answer stands is marked, strongest mark first: <answer> tags, then
 \\boxed{...}, then `#### `, then a phrase such as "the answer is". The last of
@@ -7,7 +7,9 @@ has no answer: a weaker mark is never searched for a better one.
 """
 
 import re
-from fractions import Fraction
+from collections.abc import Sequence
+
+from mrl_jax.tasks import numerals
 
 _OPEN_TAG = re.compile(r"<answer>", re.IGNORECASE)
 _CLOSE_TAG = re.compile(r"</answer>", re.IGNORECASE)
@@ -22,8 +24,11 @@ _MATH = re.compile(
 )
 _CURRENCY = re.compile(r"\$\s?[\d.,]+(?:\s+[a-z]|[.,;]?\s*$)")
 _WINDOW = 400  # characters after a cue in which its clause must end
-# A clause ends at a line, or at punctuation that no number has inside.
-_CLAUSE_END = re.compile(r"\n|[.,;!?](?=\s|$)|[.,;]?[*_]{2}")
+# A clause ends at a line, or at punctuation that no number has inside; an
+# exclamation mark with more mathematics behind it is a factorial.
+_CLAUSE_END = re.compile(
+  r"\n|[.,;?](?=\s|$)|!(?=\s+[A-Za-z\"']|\s*$)|[.,;]?[*_]{2}"
+)
 
 
 def tagged(text: str) -> str | None:
@@ -113,12 +118,27 @@ def key(text: str) -> str | None:
   if answer is None:
     answer = text.strip()
     if len(answer) > 200 or "\n" in answer:
-      found = numbers(text)
+      found = numerals.free_standing(text)
       return str(found[-1][0]) if found else None
-  number = only_number(answer)
+  number = numerals.stated(answer)
   if number is not None:
     return f"{number[0]}{'%' if number[1] else ''}"
   return " ".join(answer.lower().split()) or None
+
+
+def votes(
+  texts: Sequence[str], correct: Sequence[bool]
+) -> list[tuple[str, bool] | None]:
+  """What each text votes for in maj@k; None for no answer, which never wins.
+
+  The verdict is part of a vote: texts that read alike here but were judged
+  differently are two answers.
+  """
+  keys = [key(text) for text in texts]
+  return [
+    None if found is None else (found, bool(right))
+    for found, right in zip(keys, correct, strict=True)
+  ]
 
 
 def last_formula(text: str) -> str | None:
@@ -139,84 +159,3 @@ def _clause(rest: str) -> str:
     if opened <= sum(clause.count(c) for c in ")]}"):
       return clause
   return rest
-
-
-_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!,?\d)|\d+)(?:\.\d+)?|\.\d+"
-_DECIMAL = rf"(?:{_DIGITS})(?:[eE][+-]?\d{{1,3}}(?![\w.]))?"
-_NUMBER = re.compile(
-  rf"(?P<sign>(?<![\w)\]}}.,])[-+])?\$?(?P<latex_sign>-)?"
-  rf"(?:(?P<whole>\d+)?\s?\\[dt]?frac\s?\{{(?P<top>-?{_DECIMAL})\}}"
-  rf"\{{(?P<bottom>{_DECIMAL})\}}"
-  rf"|(?<![\w.])(?P<first>{_DECIMAL})"
-  rf"(?:\s?/\s?(?P<second>{_DECIMAL})(?!\s?/))?)"
-  r"\s?(?P<percent>\\?%|percent\b|per cent\b)?"
-)
-# What makes the number beside it part of a larger expression.
-_JOINED_AFTER = re.compile(
-  r"\s?(?:[\^*+×·÷(\[{!√π]|/\s?[\w\\(]|[-−]\s?[\d(\\]|[xyznkieπ]\b"
-  r"|\\(?!text\b|mathrm\b|,|;|!| |\)|\]|\$|circ\b|quad\b))"
-)
-_JOINED_BEFORE = re.compile(
-  r"(?:[\^_*+/×·÷√π)}]|\d\s?-|\\[a-zA-Z]+)\s?$|[\w^)}\]][({\[]\s?$"
-)
-
-
-def plain(text: str) -> str:
-  """Writes signs, dollars, spaces, and degrees the one way read here."""
-  text = text.replace("−", "-").replace("\u00a0", " ").replace("％", "%")
-  text = text.replace(r"\$", "$").replace("{,}", "").replace(r"\!", "")
-  text = re.sub(r"\\(?:left|right|displaystyle)(?![a-zA-Z])", "", text)
-  text = re.sub(r"\^\s?\{?\\circ\}?|°", "", text)
-  wrapped = r"\\(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox)\s?\{([^{}]*)\}"
-  return re.sub(wrapped, r"\1", text)
-
-
-def _unpowered(text: str) -> str:
-  """`cm^2` -> `cm`: the 2 is no number of its own."""
-  return re.sub(r"(?<=[a-zA-Z])\^\{?[23]\}?", "", text)
-
-
-def numbers(text: str) -> list[tuple[Fraction, bool]]:
-  """The free-standing numbers of `text` in order, and which are percents.
-
-  A number that is part of an expression (`4\\sqrt{2}`, `2x`) is none.
-  """
-  text = _unpowered(plain(text))
-  found = []
-  for match in _NUMBER.finditer(text):
-    if _JOINED_AFTER.match(text, match.end()):
-      continue
-    if _JOINED_BEFORE.search(text[max(0, match.start() - 24) : match.start()]):
-      continue
-    value = _value(match)
-    if value is not None:
-      found.append((value, match["percent"] is not None))
-  return found
-
-
-def only_number(text: str) -> tuple[Fraction, bool] | None:
-  """The one number that `text` states, units and all; None if not one."""
-  text = re.sub(r"^\s*\$|\$\s*$", "", _unpowered(plain(text)))
-  if len(_NUMBER.findall(text)) != 1:
-    return None
-  found = numbers(text)
-  return found[0] if found else None
-
-
-def _value(match: re.Match) -> Fraction | None:
-  try:
-    if match["top"] is not None:
-      value = _fraction(match["top"]) / _fraction(match["bottom"])
-      value += int(match["whole"] or 0)
-    else:
-      value = _fraction(match["first"])
-      if match["second"] is not None:
-        value /= _fraction(match["second"])
-  except (ZeroDivisionError, ValueError):  # also more digits than are read
-    return None
-  minus = (match["sign"] == "-") != (match["latex_sign"] == "-")
-  return -value if minus else value
-
-
-def _fraction(text: str) -> Fraction:
-  return Fraction(text.replace(",", ""))

@@ -11,20 +11,18 @@ math-verify: https://github.com/huggingface/Math-Verify
 
 import logging
 import re
-from fractions import Fraction
 
 import latex2sympy2_extended
 import math_verify
 import sympy
 
-from mrl_jax.tasks import extract, tokens, values, verify
+from mrl_jax.tasks import extract, numerals, tokens, values, verify
 from mrl_jax.tasks.dataset import Problem, Verifier
 
 # It warns at every use that the deadline is its caller's duty; it is, here.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 _WHOLE = 200  # characters up to which a whole completion is tried as answer
-_COUNT = re.compile(r"[-+$\d.,/%\sA-Za-z']*")  # 5 apples, $3 each
 _ADJACENT = re.compile(r"\d(?:\s|\\[,;: ]|\\q?quad)+\d")
 
 
@@ -65,7 +63,7 @@ def _answer(completion: str, gold):
   if isinstance(answer, values.Text) and not isinstance(gold, values.Text):
     answer = None
   if answer is None and not cued and "\\" not in completion:
-    found = extract.numbers(completion)
+    found = numerals.free_standing(completion)
     return _quantity(found[-1]) if found else None
   return answer
 
@@ -83,11 +81,11 @@ def _read(text: str):
   try:
     return values.read(text)
   except tokens.Unreadable:
-    found = extract.only_number(text) if _COUNT.fullmatch(text) else None
+    found = numerals.stated(text)  # 5 apples
     return _foreign(text) if found is None else _quantity(found)
 
 
-def _quantity(number: tuple[Fraction, bool]) -> values.Quantity:
+def _quantity(number: numerals.Number) -> values.Quantity:
   fraction, percent = number
   value = sympy.Rational(fraction.numerator, fraction.denominator)
   if percent:

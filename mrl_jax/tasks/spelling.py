@@ -7,7 +7,7 @@ commands, dollars and font commands are gone.
 
 import re
 
-from mrl_jax.tasks import extract
+from mrl_jax.tasks import numerals
 
 UNIT = re.compile(
   r"(?<=[\d})%])\s*(cm|mm|km|m|kg|mg|g|lb|oz|ml|s|h|mph|km/h|m/s|"
@@ -32,7 +32,6 @@ _SPELLINGS = [
   (r"∞", r"\\infty "),
   (r"∪", r"\\cup "),
   (r"±", r"\\pm "),
-  (r"\\(?:quad|qquad)(?![a-zA-Z])|(?<!\\)\\[,;: ]|~", " "),
   (r"\\\{|\\lbrace(?![a-zA-Z])", "⦃"),
   (r"\\\}|\\rbrace(?![a-zA-Z])", "⦄"),
   (r"\\[lr]?[vV]ert(?![a-zA-Z])", "|"),
@@ -44,8 +43,7 @@ _SPELLINGS = [
 
 def normalise(text: str) -> str:
   """Returns `text` in the one spelling that is read."""
-  text = re.sub(r"(?<=\d)\\,(?=\d{3}(?!\d))", "", text)  # 10\,000
-  text = extract.plain(text.strip().rstrip(".").strip())
+  text = numerals.plain(text.strip().rstrip(".").strip())
   text = re.sub(r"(?<!\\)\\[()\[\]]|\$", "", text)
   if re.fullmatch(r"-?\d{1,3}(,\d{3})+(\.\d+)?", text.strip()):
     text = text.replace(",", "")

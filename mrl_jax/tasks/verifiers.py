@@ -7,9 +7,8 @@ keep to the form can be told from one that is wrong.
 
 import difflib
 import importlib
-from fractions import Fraction
 
-from mrl_jax.tasks import extract, verify
+from mrl_jax.tasks import extract, numerals, verify
 from mrl_jax.tasks.dataset import Problem, Verifier
 
 
@@ -27,26 +26,28 @@ def exact_check(completion: str, problem: Problem) -> verify.Verdict:
 
 def numeric_check(completion: str, problem: Problem) -> verify.Verdict:
   """Equal numbers, exactly: the answer's mark decides, else the last one."""
-  gold = _number(problem.answer)
+  marked = extract.marked(problem.answer)
+  gold = numerals.stated(problem.answer if marked is None else marked)
   if gold is None:
     return verify.GOLD_UNPARSED
-  answer = _number(completion, last=True)
+  answer = _number(completion)
   if answer is None:
     return verify.UNPARSED
   return verify.CORRECT if _same(gold, answer) else verify.WRONG
 
 
-def _number(text: str, last: bool = False) -> tuple[Fraction, bool] | None:
-  answer = extract.marked(text)
-  if answer is None:
-    answer = extract.cued(text)
-  if answer is None and last:
-    found = extract.numbers(text)
-    return found[-1] if found else None
-  return extract.only_number(text if answer is None else answer)
+def _number(completion: str) -> numerals.Number | None:
+  marked = extract.marked(completion)
+  if marked is not None:
+    return numerals.stated(marked)
+  cued = extract.cued(completion)
+  if cued is not None:
+    return numerals.mentioned(cued)
+  found = numerals.free_standing(completion)
+  return found[-1] if found else None
 
 
-def _same(a: tuple[Fraction, bool], b: tuple[Fraction, bool]) -> bool:
+def _same(a: numerals.Number, b: numerals.Number) -> bool:
   """Equality of numbers, 50% being 1/2.
 
   Against a percentage, a bare number over 1 is read as one: it is no share.
