@@ -18,9 +18,9 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from mrl_jax.types import Distribution, Scores
 
 BLOCK_BYTES = 64 * 2**20
-# On a CPU a block of few rows stays in cache through its passes, which is
-# worth a third of the time; an accelerator wants the whole block.
-_CPU_ROWS = 256
+# On a CPU a block of few rows stays in cache through its passes, which pays
+# for computing the logits twice; an accelerator wants the whole block.
+_CPU_ROWS = 128
 # A nucleus is full at this share of its mass, so that rounding does not let
 # in one more token where the masses add up to top_p exactly.
 _FULL = 1.0 - 1e-6
