@@ -79,6 +79,21 @@ WRONGLY_TRUE = [
   ("x>3", "x\\ge 3"),
   ("x>3", "x<3"),
   ("seat", "east"),
+  ("ko", "\\boxed{ok}"),
+  ("on", "\\boxed{no}"),
+  ("on", "\\text{No}"),
+  ("si", "\\boxed{is}"),
+  ("101_2", "110_2"),
+  ("101_2", "101_3"),
+  ("101_2", "5"),
+  ("101", "101_2"),
+  ("1", "\\sin 90"),
+  ("\\sin 30^\\circ", "\\sin 60^\\circ"),
+  ("-2", "\\sqrt[3]{8}"),
+  ("-2", "\\sqrt{-4}"),
+  ("5 million", "5"),
+  ("5", "\\boxed{5 \\text{ million}}"),
+  ("12:30", "12:31"),
   ("5\\text{ m}", "5\\text{ cm}"),
   ("\\pi", "3.14159265358979"),
   ("\\boxed{\\frac{1}{3}}", "\\boxed{\\frac{1}{2}}"),
@@ -121,6 +136,40 @@ WRONGLY_FALSE = [
     "\\begin{pmatrix}1\\\\2\\end{pmatrix}",
     "\\begin{bmatrix}1\\\\ \\frac{4}{2}\\end{bmatrix}",
   ),
+  (
+    "\\begin{pmatrix}1\\\\2\\end{pmatrix}",
+    "\\begin{pmatrix}1\\\\[4pt] 2\\end{pmatrix}",
+  ),
+  (
+    "\\begin{pmatrix}1&3\\\\2&4\\end{pmatrix}",
+    "\\boxed{\\begin{pmatrix}1 & 3 \\\\ [0.5em] 2&4\\end{pmatrix}}",
+  ),
+  ("no", "\\boxed{No}"),
+  ("OK", "\\text{ok}"),
+  ("xy", "yx"),
+  ("AB", "\\boxed{A \\cdot B}"),
+  ("1/2", "\\cos 60^\\circ"),
+  ("1/2", "$\\sin{30^{\\circ}}$"),
+  ("\\tan 45°", "1"),
+  ("\\sin^2 (30^\\circ + 15^\\circ)", "1/2"),
+  ("90", "90^\\circ"),
+  ("90^{\\circ}", "\\boxed{90°}"),
+  ("-2", "\\sqrt[3]{-8}"),
+  ("-3/2", "\\boxed{\\sqrt[3]{-\\frac{27}{8}}}"),
+  ("-1", "\\sqrt[5]{-1}"),
+  ("f(x)=2x", "2x"),
+  ("1500", "1.5e3"),
+  ("4", "So $x=3$ and then $y=4$."),
+  ("10000", "10\\,000"),
+  ("1\\,234\\,567", "\\boxed{1{,}234{,}567}"),
+  ("5", "5\\text{ apples}"),
+  ("12", "\\boxed{12\\text{ red marbles}}"),
+  ("5 million", "\\boxed{5{,}000{,}000}"),
+  ("12:30", "12:30"),
+  ("3:2", "3 : 2"),
+  ("101_2", "\\boxed{101_{2}}"),
+  ("2A_{16}", "2a_{16}"),
+  ("101_{\\text{two}}", "101_{two}"),
   ("72", "The answer is 72, in total, so that is it."),
   ("(1,2)", "The answer is (1, 2)."),
   ("\\frac{\\pi}{2}", "So we get $\\frac{\\pi}{2}$ radians."),
@@ -168,8 +217,9 @@ def test_math_counts_outcomes_apart(math_pool):
 
 
 @pytest.mark.parametrize(
-  "text", ["9^{9^{9^{9}}}", "1000000!", "(" * 5000, "9" * 6000, "2^{" * 200]
-)
+  "text", ["9^{9^{9^{9}}}", "1000000!", "(" * 5000, "9" * 6000, "2^{" * 200,
+   "\\frac{1}{" * 300 + "2" + "}" * 300, "\\sqrt{" * 99 + "2" + "}" * 99]
+)  # fmt: skip
 def test_math_refuses_what_would_never_end(math_pool, text):
   start = time.monotonic()
   assert outcomes(math_pool, [f"\\boxed{{{text}}}"]) == ["unparsed"]
@@ -231,8 +281,8 @@ def test_exact():
   "box",
   [
     "a - 5", "5p + q", "0x5", "5x2", "(5, \\infty)", "5, \\infty", "5, 6",
-    "sqrt 5", "not 5", "log 5", "half of 5", "x > 5", "x \\ge 5", "< 5",
-    "x != 5", "5_6", "5e1000", "5!", "5 and a half", "5 or more", "5 - x",
+    "sqrt 5", "not 5", "log 5", "x > 5", "x \\ge 5", "< 5",
+    "x != 5", "5_6", "5e1000", "5!", "5 - x",
     "x + 1 = 5", "-x = 5", "|x| = 5", "2x = 5", "5x", "5\\pi", "\\ln 5",
     "5^{x}", "f(5)", "\\frac{5}{x}", "5/x",
   ],
@@ -241,6 +291,14 @@ def test_a_marked_number_is_a_number_as_a_whole(box):
   for gold in ("5", "-5", "1/5", "6"):
     for text in (f"\\boxed{{{box}}}", f"#### {box}", f"The answer is ${box}$"):
       assert judge(verifiers.numeric_check, text, gold) == "unparsed"
+
+
+@pytest.mark.parametrize(
+  "box", ["half of 5", "twice 5", "5 and a half", "5 or more", "not over 5"]
+)
+def test_a_mark_holds_no_words_that_change_the_number(box):
+  for text in (f"\\boxed{{\\text{{{box}}}}}", f"<answer>{box}</answer>"):
+    assert judge(verifiers.numeric_check, text, "5") == "unparsed"
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,10 @@ a product. What kind of brackets stood around a list is kept: a pair is not a
 set, and an open interval not a closed one.
 """
 
-import math
-
 import sympy
 
-from mrl_jax.tasks import tokens
+from mrl_jax.tasks import exactly, tokens
 
-_MAX_BITS = 100_000  # of a power's value; towers of exponents stop here
-_MAX_FACTORIAL = 2_000
 _MAX_DEPTH = 60
 _FUNCTIONS = {
     "sin": sympy.sin, "cos": sympy.cos, "tan": sympy.tan, "cot": sympy.cot,
@@ -24,6 +20,8 @@ _FUNCTIONS = {
     "cosh": sympy.cosh, "tanh": sympy.tanh, "exp": sympy.exp,
     "ln": sympy.log, "log": sympy.log, "abs": sympy.Abs,
 }  # fmt: skip
+_OF_ANGLES = ("sin", "cos", "tan", "cot", "sec", "csc")
+_CLOSERS = ("rfloor", "rceil", "rvert")
 _CONSTANTS = {
     "pi": sympy.pi, "infty": sympy.oo, "e": sympy.E, "i": sympy.I,
 }  # fmt: skip
@@ -50,6 +48,7 @@ class _Reader:
     self._at = 0
     self._depth = 0
     self._bars = 0
+    self._angles = 0  # functions of an angle that are being read
 
   @property
   def next(self) -> tokens.Token:
@@ -75,7 +74,7 @@ class _Reader:
   def sum(self) -> sympy.Expr:
     self._depth += 1
     if self._depth > _MAX_DEPTH:
-      raise tokens.Unreadable("nested too deeply")
+      raise tokens.TooLarge("nested too deeply")
     value = self._product()
     while self._is("+", "-"):
       minus = self._take().text == "-"
@@ -92,7 +91,7 @@ class _Reader:
         value = value * self._signed()
       elif self._is("/"):
         self._at += 1
-        value = _divide(value, self._signed())
+        value = exactly.divide(value, self._signed())
       elif self._starts_factor():
         value = value * self._power()
       else:
@@ -121,19 +120,17 @@ class _Reader:
     if not self._is("^"):
       return value
     self._at += 1
-    return self._postfix(_power(value, self._signed()))
+    return self._postfix(exactly.power(value, self._signed()))
 
   def _postfix(self, value: sympy.Expr) -> sympy.Expr:
-    while self._is("!", "%"):
-      if self._take().text == "%":
-        value = value / 100
-        continue
-      if value.is_Integer and 0 <= value <= _MAX_FACTORIAL:
-        value = sympy.factorial(value)
-      elif value.is_number:
-        raise tokens.Unreadable(f"{value}! is out of range")
-      else:
-        value = sympy.factorial(value)
+    while self._is("!", "%", "°"):
+      match self._take().text:
+        case "!":
+          value = exactly.factorial(value)
+        case "%":
+          value = value / 100
+        case "°" if self._angles:  # elsewhere 90° answers like 90
+          value = value * sympy.pi / 180
     return value
 
   def _atom(self) -> sympy.Expr:
@@ -157,17 +154,19 @@ class _Reader:
     raise tokens.Unreadable(f"{token.text!r} starts no expression")
 
   def _number(self, text: str) -> sympy.Expr:
-    value = _rational(text)
+    value = exactly.rational(text)
     if self.next.text == "overline" and "." in text:
       self._at += 1
-      return value + _repeating(text, self._braced_digits())
+      return value + exactly.repeating(text, self._braced_digits())
     if self.next.text in ("frac", "dfrac", "tfrac") and "." not in text:
       return self._mixed(value)
     first, slash, second = self.next, self._peek(1), self._peek(2)
     kinds = (first.kind, slash.text, second.kind)
     if kinds == ("number", "/", "number") and first.spaced:
       self._at += 3
-      return value + _proper(_rational(first.text), _rational(second.text))
+      return value + exactly.proper(
+        exactly.rational(first.text), exactly.rational(second.text)
+      )
     return value
 
   def _mixed(self, whole: sympy.Expr) -> sympy.Expr:
@@ -176,7 +175,7 @@ class _Reader:
     self._at += 1
     top, bottom = self._argument(), self._argument()
     if top.is_Integer and bottom.is_Integer and 0 <= top < bottom:
-      return whole + _divide(top, bottom)
+      return whole + exactly.divide(top, bottom)
     self._at = start
     return whole
 
@@ -189,14 +188,12 @@ class _Reader:
   def _command(self, name: str) -> sympy.Expr:
     if name in ("frac", "dfrac", "tfrac", "cfrac"):
       top = self._argument()
-      return _divide(top, self._argument())
+      return exactly.divide(top, self._argument())
     if name == "sqrt":
       return self._root()
     if name in ("binom", "dbinom", "tbinom"):
       top, bottom = self._argument(), self._argument()
-      if top.is_number and not abs(top) <= _MAX_FACTORIAL:
-        raise tokens.Unreadable("binomial out of range")
-      return sympy.binomial(top, bottom)
+      return exactly.binomial(top, bottom)
     if name in _FUNCTIONS:
       return self._function(name)
     if name in ("lfloor", "lceil", "lvert"):
@@ -220,7 +217,7 @@ class _Reader:
       self._at += 1
       degree = self.sum()
       self._expect("]")
-    return _power(self._argument(), _divide(sympy.Integer(1), degree))
+    return exactly.root(self._argument(), degree)
 
   def _function(self, name: str) -> sympy.Expr:
     apply, base, exponent = _FUNCTIONS[name], None, None
@@ -232,9 +229,12 @@ class _Reader:
       exponent = self._argument()
       if exponent == -1:
         raise tokens.Unreadable(f"{name}^-1 is ambiguous")
+    angle = name in _OF_ANGLES
+    self._angles += angle
     value = self._operand()
+    self._angles -= angle
     value = apply(value) if base is None else sympy.log(value, base)
-    return value if exponent is None else _power(value, exponent)
+    return value if exponent is None else exactly.power(value, exponent)
 
   def _operand(self) -> sympy.Expr:
     """A function's argument: brackets, or all that is joined to it."""
@@ -253,9 +253,9 @@ class _Reader:
         raise tokens.Unreadable("a decimal needs braces here")
       self._at -= 1
       self._tokens[self._at] = digits._replace(text=digits.text[1:])
-      return _rational(digits.text[0])
+      return exactly.rational(digits.text[0])
     if self.next.kind == "number":
-      return _rational(self._take().text)
+      return exactly.rational(self._take().text)
     return self._atom()
 
   def _braced_digits(self) -> str:
@@ -265,43 +265,3 @@ class _Reader:
     if token.kind != "number" or not token.text.isdigit():
       raise tokens.Unreadable("\\overline needs digits")
     return token.text
-
-
-_CLOSERS = ("rfloor", "rceil", "rvert")
-
-
-def _rational(text: str) -> sympy.Rational:
-  try:
-    return sympy.Rational(text.rstrip("."))
-  except (TypeError, ValueError):
-    raise tokens.Unreadable(f"{text[:20]}... is no number read here") from None
-
-
-def _repeating(text: str, digits: str) -> sympy.Rational:
-  """0.1\\overline{6} is 0.1 plus 6/90."""
-  places = len(text.partition(".")[2])
-  return sympy.Rational(int(digits), (10 ** len(digits) - 1) * 10**places)
-
-
-def _proper(top: sympy.Rational, bottom: sympy.Rational) -> sympy.Rational:
-  if not (top.is_Integer and bottom.is_Integer and top < bottom):
-    raise tokens.Unreadable("two numbers with nothing between them")
-  return top / bottom
-
-
-def _divide(top: sympy.Expr, bottom: sympy.Expr) -> sympy.Expr:
-  if bottom.is_zero:
-    raise tokens.Unreadable("division by zero")
-  return top / bottom
-
-
-def _power(base: sympy.Expr, exponent: sympy.Expr) -> sympy.Expr:
-  if base.is_Rational and exponent.is_Rational:
-    size = max(abs(base.p), base.q)
-    if abs(exponent) * math.log2(size + 1) > _MAX_BITS:
-      raise tokens.Unreadable("a power too large to work out")
-    if base == 0 and exponent < 0:
-      raise tokens.Unreadable("division by zero")
-  elif exponent.is_number and not abs(sympy.N(exponent)) < _MAX_BITS:
-    raise tokens.Unreadable("a power too large to work out")
-  return base**exponent

@@ -23,12 +23,13 @@ _NUMBER = re.compile(
   rf"\{{(?P<bottom>{_DECIMAL})\}}"
   rf"|(?<![\w.])(?P<first>{_DECIMAL})"
   rf"(?:\s?/\s?(?P<second>{_DECIMAL})(?!\s?/))?)"
-  rf"(?:\s(?P<scale>{'|'.join(_SCALES)})\b)?"
+  rf"(?:\s{{1,3}}(?P<scale>{'|'.join(_SCALES)})\b)?"
   r"\s?(?P<percent>\\?%|percent\b|per cent\b)?"
 )
 # What makes the number beside it part of a larger expression, or of a name.
 _JOINED_AFTER = re.compile(
-  r"[A-Za-z]*[\d_]|\s?(?:[\^*+×·÷(\[{!√π]|/\s?[\w\\(]|[-−]\s?[\d(\\]"
+  r"[A-Za-z]*[\d_]|(?![mgshlL])[A-Za-z]\b|\s?(?:[\^*+×·÷(\[{!√π]"
+  r"|/\s?[\w\\(]|[-−]\s?(?:[\d(\\]|[A-Za-z]\b)"
   r"|[xyznkieπ]\b|\\(?!text\b|mathrm\b|\)|\]|\$|circ\b))"
 )
 _JOINED_BEFORE = re.compile(
@@ -39,7 +40,7 @@ _JOINED_BEFORE = re.compile(
 _LABEL = r"(?:\\[A-Za-z]+|[A-Za-z][A-Za-z\s'.,()]*)(?:_\{?\w\}?)?\s?[=:]"
 _UNIT = (
   r"(?!(?:and|or|plus|minus|over|choose)\b)"
-  r"(?:°|(?:[mgshlLp](?![A-Za-z])|[A-Za-z]{2})(?:(?:[-/']|\.?\s)?[A-Za-z])*)"
+  r"(?:°|(?:[mgshlL](?![A-Za-z])|[A-Za-z]{2})(?:(?:[-/']|\.?\s)?[A-Za-z])*)"
 )
 _STATED = re.compile(rf"(?:{_LABEL})?\s*{_NUMBER.pattern}\s*(?:{_UNIT})?[\s.]*")
 _MATHEMATICS = re.compile(r"[\\<>^_={}\[\]|∞≤≥≠≈]")

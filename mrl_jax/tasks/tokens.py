@@ -20,12 +20,16 @@ NAMES = FUNCTIONS | {"pi", "sqrt", "infty"} | {g for g in GREEK if len(g) > 2}
 _TOKEN = re.compile(
   r"(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3}(?![\w.]))?)"
   r"|\\(?P<command>[a-zA-Z]+)|(?P<word>[a-zA-Z]+)"
-  r"|(?P<mark>[-+*/^!%(){}\[\]|_])|(?P<space>\s+)"
+  r"|(?P<mark>[-+*/^!%°(){}\[\]|_])|(?P<space>\s+)"
 )
 
 
 class Unreadable(ValueError):
   """The text is not an expression of this grammar."""
+
+
+class TooLarge(Unreadable):
+  """It may be one, but reading it to the end would take too long."""
 
 
 class Token(NamedTuple):

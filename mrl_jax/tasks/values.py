@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import sympy
 
-from mrl_jax.tasks import expressions, spelling, tokens
+from mrl_jax.tasks import exactly, expressions, spelling, tokens
 
 _UNORDERED = ("set", "list", "union")
 _PAIRS = {
@@ -22,6 +22,14 @@ _PAIRS = {
 _FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 _RELATION = re.compile(r"<=|>=|!=|=|<|>")
 _WORDS = re.compile(r"\(?([A-Za-z]+(?:[' -][A-Za-z]+)*)\)?")
+
+
+_SHORT_WORDS = frozenset(
+  """am an as at be by do go he hi if in is it me my no of oh ok on or ox so to
+  up us we""".split()  # noqa: SIM905
+)
+_NUMERAL = re.compile(r"(\d[\dA-Fa-f]*)_(?:\{\s*)?(\d+|[a-z]{3,})(?:\s*\})?")
+_NEXT_ROW = re.compile(r"\\\\(?:\s*\[\s*-?[\d.]+\s*[a-z]{2}\s*\])?")
 
 
 class Text(NamedTuple):
@@ -63,6 +71,10 @@ def _read(text: str):
     return Text(words[1].lower())
   if r"\begin" in text:
     return _matrix(text)
+  numeral = _NUMERAL.fullmatch(text)
+  if numeral:  # 101_2; other digits are another answer, whatever the value
+    parts = tuple(Text(part.lower()) for part in numeral.groups())
+    return Collection("numeral", parts)
   parts = _split(text, r"\\cup(?![a-zA-Z])")
   if len(parts) > 1:
     return Collection("union", tuple(_read(part) for part in parts))
@@ -86,9 +98,12 @@ def _read(text: str):
 
 
 def _is_prose(words: str) -> bool:
-  """Letters are prose from three together on, but for pi and the like."""
+  """Letters are prose from three together on, but for pi and the like.
+
+  Of two, those that are an English word on their own.
+  """
   runs = re.findall("[A-Za-z]+", words)
-  if words.lower() == "no":
+  if words.lower() in _SHORT_WORDS:
     return True
   return max(map(len, runs)) > 2 and words not in tokens.NAMES
 
@@ -162,7 +177,7 @@ def _matrix(text: str) -> Collection:
   )
   if match is None or r"\begin" in match[2]:
     raise tokens.Unreadable("not a matrix that is read here")
-  rows = [row for row in match[2].split(r"\\") if row.strip()]
+  rows = [row for row in _NEXT_ROW.split(match[2]) if row.strip()]
   return Collection(
     "matrix",
     tuple(
@@ -191,13 +206,13 @@ def _agree_quantities(a: Quantity, b: Quantity) -> bool:
   """
   if a.unit and b.unit and a.unit != b.unit:
     return False
-  if same(a.value, b.value):
+  if exactly.same(a.value, b.value):
     return True
   if (a.unit == "%") == (b.unit == "%"):
     return False
   percent, bare = (a, b) if a.unit == "%" else (b, a)
   value = bare.value
-  return bool(value.is_Rational and abs(value) > 1) and same(
+  return bool(value.is_Rational and abs(value) > 1) and exactly.same(
     percent.value * 100, value
   )
 
@@ -246,46 +261,9 @@ def _scaled(a: Relation, b: Relation) -> bool:
     return False
   left = sides[0].value - sides[1].value
   right = sides[2].value - sides[3].value
-  if same(right, sympy.Integer(0)):
-    return same(left, sympy.Integer(0))
+  if exactly.same(right, sympy.Integer(0)):
+    return exactly.same(left, sympy.Integer(0))
   ratio = sympy.simplify(left / right)
   if not ratio.is_number or ratio.is_zero or not ratio.is_finite:
     return False
   return a.signs[0] in ("=", "!=") or bool(ratio.is_positive)
-
-
-def same(a: sympy.Expr, b: sympy.Expr) -> bool:
-  """Exact equality of two expressions."""
-  if a == b:
-    return True
-  if a.is_Rational and b.is_Rational:
-    return False
-  if any(value.is_infinite or value is sympy.nan for value in (a, b)):
-    return False
-  symbols = sorted(a.free_symbols | b.free_symbols, key=str)
-  tested = 0
-  for trial in range(5 if symbols else 1):
-    # Fixed points off every grid, of both signs.
-    point = {
-        symbol: sympy.Rational((-1) ** (trial + index) * (97 + 31 * trial),
-                               89 + 17 * index)
-        for index, symbol in enumerate(symbols)
-    }  # fmt: skip
-    verdict = _close(a.subs(point), b.subs(point))
-    if verdict is False:
-      return False
-    tested += verdict is True
-  if tested >= (3 if symbols else 1):
-    return True
-  return sympy.simplify(a - b) == 0
-
-
-def _close(a: sympy.Expr, b: sympy.Expr) -> bool | None:
-  """Agreement to 60 digits; None where the values say nothing."""
-  values = [sympy.N(value, 100) for value in (a, b, a - b)]
-  if not all(value.is_number and value.is_finite for value in values):
-    return None
-  size = max(abs(values[0]), abs(values[1]))
-  if size < sympy.Float("1e-50"):
-    return None
-  return bool(abs(values[2]) < size * sympy.Float("1e-60"))

@@ -9,18 +9,14 @@ the process is replaced.
 """
 
 import collections
-import contextlib
 import enum
 import functools
 import logging
 import math
 import multiprocessing
 import multiprocessing.connection
-import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -30,10 +26,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mrl_jax.tasks import process
 from mrl_jax.tasks.dataset import Problem, Verifier
-
-START_SECONDS = 120.0  # imports, on a busy machine; no item is waiting yet
-GRACE_SECONDS = 0.5  # between asking a process to end and ending it
 
 
 class Outcome(enum.StrEnum):
@@ -144,10 +138,10 @@ class Pool:
     self._count = workers
     self._deadline = deadline_seconds
     self._lock = threading.Lock()
-    self._workers: list[_Worker] = []
+    self._workers: list[process.Worker] = []
     self._closed = False
     self._settings = (deadline_seconds, memory_bytes, _portable(verifier))
-    self._finalizer = weakref.finalize(self, _end, self._workers)
+    self._finalizer = weakref.finalize(self, process.end, self._workers)
 
   def score(self, items: Sequence[tuple[str, Problem]]) -> list[Verdict]:
     """Returns the verdict of each (completion, problem), in order.
@@ -164,14 +158,14 @@ class Pool:
         return self._run(list(items))
       except BaseException:
         # A busy process would answer the next call with this call's verdict.
-        _end(self._workers)
+        process.end(self._workers)
         raise
 
   def close(self) -> None:
     """Ends all processes and waits for them; scoring is over."""
     with self._lock:
       self._closed = True
-      _end(self._workers)
+      process.end(self._workers)
 
   def __enter__(self) -> "Pool":
     return self
@@ -207,7 +201,7 @@ class Pool:
     idle = sum(worker.item is None for worker in self._workers)
     wanted = min(self._count - len(self._workers), len(pending) - idle)
     for _ in range(wanted):
-      self._workers.append(_Worker(self._settings))
+      self._workers.append(process.Worker(self._settings))
     for worker in list(self._workers):
       if not worker.ready or worker.item is not None or not pending:
         continue
@@ -221,7 +215,7 @@ class Pool:
         worker.item = index
         worker.until = time.monotonic() + self._deadline
 
-  def _receive(self, worker: "_Worker", verdicts: list[Verdict]) -> None:
+  def _receive(self, worker: process.Worker, verdicts: list[Verdict]) -> None:
     try:
       answer = worker.connection.recv()
     except (EOFError, OSError, pickle.UnpicklingError):
@@ -243,65 +237,17 @@ class Pool:
     verdicts[worker.item] = answer
     worker.item = None
 
-  def _overdue(self, worker: "_Worker", verdicts: list[Verdict]) -> None:
+  def _overdue(self, worker: process.Worker, verdicts: list[Verdict]) -> None:
     if not worker.ready:
       raise RuntimeError(
-        f"a verifier process did not start in {START_SECONDS} seconds"
+        f"a verifier process did not start in {process.START_SECONDS} seconds"
       )
     verdicts[worker.item] = TIMEOUT
     self._remove(worker)
 
-  def _remove(self, worker: "_Worker") -> None:
+  def _remove(self, worker: process.Worker) -> None:
     self._workers.remove(worker)
     worker.end()
-
-
-class _Worker:
-  """One process, the pipe to it, and the item it works on."""
-
-  def __init__(self, settings: tuple):
-    self.connection, theirs = multiprocessing.Pipe()
-    environment = os.environ | {
-      "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-      "JAX_PLATFORMS": "cpu",
-      "CUDA_VISIBLE_DEVICES": "",
-      "OMP_NUM_THREADS": "1",
-      "OPENBLAS_NUM_THREADS": "1",
-    }
-    # Not multiprocessing's spawn: that re-imports the main program, which
-    # here is the trainer, JAX and all.
-    self.process = subprocess.Popen(
-      [sys.executable, "-m", "mrl_jax.tasks.worker", str(theirs.fileno())],
-      env=environment,
-      pass_fds=[theirs.fileno()],
-      stdin=subprocess.DEVNULL,
-      stdout=subprocess.DEVNULL,
-      start_new_session=True,  # Ctrl-C is the parent's; a group to kill
-    )
-    theirs.close()
-    self.item: int | None = None
-    self.ready = False
-    self.until = time.monotonic() + START_SECONDS
-    with contextlib.suppress(OSError):  # a dead one is noticed by receiving
-      self.connection.send(settings)
-
-  def end(self) -> None:
-    """Terminates, then kills, then reaps the process and what it started."""
-    self._signal(signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-      self.process.wait(GRACE_SECONDS)
-    self._signal(signal.SIGKILL)
-    self.process.wait()
-    self.connection.close()
-
-  def _signal(self, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-      os.killpg(self.process.pid, number)
-
-
-def _end(workers: list[_Worker]) -> None:
-  while workers:
-    workers.pop().end()
 
 
 def _portable(verifier: Verifier) -> bytes:
