@@ -123,3 +123,65 @@ def test_blocks_are_even_and_as_large_as_allowed(steps, block_bytes, width):
   one = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
   with jax.set_mesh(one):
     assert logprobs._width(8, steps, 8, block_bytes) == width
+
+
+def scored(logits, token, allowed, distribution):
+  """The scorer's log-prob of one token, its logits given as they are."""
+  x = jnp.asarray(logits, jnp.float32)[None, None, :]
+  one = jnp.eye(x.shape[-1])
+  out = logprobs.score(x, one, jnp.full((1, 1), token), allowed, distribution)
+  return float(out.logprobs[0, 0])
+
+
+def sampled(logits, token, allowed, distribution):
+  """The sampler's: softmax over what `adjust` leaves."""
+  x = logprobs.adjust(jnp.asarray(logits, jnp.float32), allowed, distribution)
+  return float(jax.nn.log_softmax(x)[token])
+
+
+def test_a_policys_ratio_with_itself_is_one():
+  both = jnp.ones((2,), bool)
+  half = Distribution(temperature=0.5)
+  behavior = sampled([2.0, 0.0], 0, both, half)
+  assert np.exp(scored([2.0, 0.0], 0, both, half) - behavior) == 1.0
+  mixed = scored([2.0, 0.0], 0, both, Distribution())
+  np.testing.assert_allclose(np.exp(behavior - mixed), 1.115, atol=1e-3)
+  logits, three = np.log([0.5, 0.3, 0.2]), jnp.ones((3,), bool)
+  nucleus = Distribution(top_p=0.8)
+  for token, p in ((0, 0.625), (1, 0.375)):
+    behavior = sampled(logits, token, three, nucleus)
+    np.testing.assert_allclose(np.exp(behavior), p, rtol=1e-5)
+    ratio = np.exp(scored(logits, token, three, nucleus) - behavior)
+    np.testing.assert_allclose(ratio, 1.0, atol=1e-6)
+  assert sampled(logits, 2, three, nucleus) == -np.inf
+
+
+def test_barred_ids_have_no_mass_at_the_scale_of_a_real_vocabulary():
+  size, decodable = 151_936, 151_669
+  allowed = jnp.arange(size) < decodable
+  x = jnp.zeros((size,)).at[decodable:].set(50.0)
+  adjusted = logprobs.adjust(x, allowed, Distribution())
+  assert int(jnp.isfinite(adjusted).sum()) == decodable
+  out = logprobs.score(
+    x[None, None, :1],  # width 1: every logit is 0 times its row
+    jnp.ones((size, 1)),
+    jnp.zeros((1, 1), jnp.int32),
+    allowed,
+    Distribution(),
+  )
+  np.testing.assert_allclose(out.logprobs, -np.log(decodable), rtol=1e-6)
+  np.testing.assert_allclose(out.entropies, np.log(decodable), rtol=1e-6)
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_a_token_outside_the_support_stays_finite(distribution):
+  hidden, unembedding, tokens, allowed = inputs(6)
+  barred = jnp.full_like(tokens, V - 1)
+
+  def loss(h, w):
+    out = logprobs.score(h, w, barred, allowed, distribution)
+    return (out.logprobs + out.entropies).sum()
+
+  value, gradients = jax.value_and_grad(loss, (0, 1))(hidden, unembedding)
+  assert np.isfinite(value)
+  assert all(np.isfinite(g).all() for g in gradients)
