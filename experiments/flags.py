@@ -85,15 +85,19 @@ def save(config_: config_lib.Config, path) -> None:
   path.write_text("".join(lines))
 
 
-def run(main: Callable[[], int | None]) -> None:
-  """Parses the flags, runs `main`, and turns bad input into one line."""
+def run(main: Callable[..., int | None], arguments: int = 0) -> None:
+  """Parses the flags, runs `main`, and turns bad input into one line.
+
+  `main` is given up to `arguments` words of the command line.
+  """
 
   def wrapped(argv: Sequence[str]) -> int | None:
     logging.set_verbosity(logging.WARNING)
-    if len(argv) > 1:
-      fail(f"{argv[1]!r}: unexpected argument; flags start with --")
+    if len(argv) > 1 + arguments:
+      found = argv[1 + arguments]
+      fail(f"{found!r}: unexpected argument; flags start with --")
     try:
-      return main()
+      return main(*argv[1:])
     except config_lib.ConfigError as error:
       fail(str(error))
 
