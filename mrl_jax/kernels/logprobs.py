@@ -162,11 +162,12 @@ def _forward(hidden, unembedding, tokens, allowed, distribution, width):
     h, token = _slices((hidden, tokens), index, width)
     x, chosen = _logits(h, unembedding, token, allowed, distribution)
     top = jnp.max(x, axis=-1, keepdims=True)
-    masses = jnp.exp(x - top)
+    below = x - top  # digits are lost by adding `top` back before the end
+    masses = jnp.exp(below)
     total = masses.sum(-1)
-    mean = (masses * _finite(x)).sum(-1) / total
-    log_total = jnp.log(total) + top[..., 0]
-    values = (chosen - log_total, log_total - mean, log_total)
+    mean = (masses * _finite(below)).sum(-1) / total
+    top, log_total = top[..., 0], jnp.log(total)
+    values = (chosen - top - log_total, log_total - mean, log_total + top)
     return _update(outs, values, index, width)
 
   empty = (jnp.zeros(tokens.shape, jnp.float32),) * 3
