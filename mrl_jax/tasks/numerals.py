@@ -24,7 +24,7 @@ _NUMBER = re.compile(
   rf"|(?<![\w.])(?P<first>{_DECIMAL})"
   rf"(?:\s?/\s?(?P<second>{_DECIMAL})(?!\s?/))?)"
   rf"(?:\s{{1,3}}(?P<scale>{'|'.join(_SCALES)})\b)?"
-  r"\s?(?P<percent>\\?%|percent\b|per cent\b)?"
+  r"(?:\s?(?P<percent>\\?%|percent\b|per cent\b))?"
 )
 # What makes the number beside it part of a larger expression, or of a name.
 _JOINED_AFTER = re.compile(
@@ -37,12 +37,18 @@ _JOINED_BEFORE = re.compile(
   r"|\b(?:not|sqrt|root|log|ln|sin|cos|tan|minus|negative))\s?$"
   r"|[\w^)}\]][({\[]\s?$"
 )
-_LABEL = r"(?:\\[A-Za-z]+|[A-Za-z][A-Za-z\s'.,()]*)(?:_\{?\w\}?)?\s?[=:]"
+# A name, an angle, or a calculation: `x_1 =`, `Total cost:`, `72 - 3 =`.
+_LABEL = (
+  r"(?:(?:m?\\angle\s?[A-Z]+|\\[A-Za-z]+|[A-Za-z][A-Za-z\s'.,()]*)"
+  r"(?:_\{?\w\}?)?\s?[=:]"
+  r"|(?:(?:[-\d\s.,+*/()×÷·$%]|\\(?:times|cdot|div)(?![A-Za-z]))+=)+)"
+)
 _UNIT = (
   r"(?!(?:and|or|plus|minus|over|choose)\b)"
   r"(?:°|(?:[mgshlL](?![A-Za-z])|[A-Za-z]{2})(?:(?:[-/']|\.?\s)?[A-Za-z])*)"
 )
 _STATED = re.compile(rf"(?:{_LABEL})?\s*{_NUMBER.pattern}\s*(?:{_UNIT})?[\s.]*")
+_BOLD = re.compile(r"(?<![\w)\]}])\*\*(?=\S)|(?<=\S)\*\*(?![\w(\\])")
 _MATHEMATICS = re.compile(r"[\\<>^_={}\[\]|∞≤≥≠≈]")
 _FRACTION = re.compile(r"(\\[dt]?frac)\s?(\d|\{[^{}]*\})\s?(\d|\{[^{}]*\})")
 
@@ -97,14 +103,14 @@ def free_standing(text: str) -> list[Number]:
 
 
 def _spelled(text: str) -> str:
-  """`\\frac12` -> `\\frac{1}{2}`, and `cm^2` -> `cm`: the 2 is no number."""
+  """`\\frac12` -> `\\frac{1}{2}`, `cm^2` -> `cm`, and `**5**` -> `5`."""
 
   def braced(match: re.Match) -> str:
     return match[1] + "".join(
       part if part[0] == "{" else f"{{{part}}}" for part in match.groups()[1:]
     )
 
-  text = _FRACTION.sub(braced, plain(text))
+  text = _BOLD.sub("", _FRACTION.sub(braced, plain(text)))
   return re.sub(r"(?<=[a-zA-Z])\^\{?[23]\}?", "", text)
 
 

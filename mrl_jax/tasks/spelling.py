@@ -16,6 +16,7 @@ UNIT = re.compile(
   r"hours?|minutes?|seconds?|days?|weeks?|months?|years?|people|students?|"
   r"ways)(?:\^\{?(?P<power>[23])\}?)?$"
 )
+_THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?(\s?[A-Za-z%°][^,]*)?")
 _SPELLINGS = [
   (r"\\(?:dfrac|tfrac|cfrac)(?![a-zA-Z])", r"\\frac"),
   (r"\*\*", "^"),
@@ -45,7 +46,7 @@ def normalise(text: str) -> str:
   """Returns `text` in the one spelling that is read."""
   text = numerals.plain(text.strip().rstrip(".").strip())
   text = re.sub(r"(?<!\\)\\[()\[\]]|\$", "", text)
-  if re.fullmatch(r"-?\d{1,3}(,\d{3})+(\.\d+)?", text.strip()):
+  if _THOUSANDS.fullmatch(text.strip()):
     text = text.replace(",", "")
   for pattern, written in _SPELLINGS:
     text = re.sub(pattern, written, text)

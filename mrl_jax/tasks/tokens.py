@@ -49,11 +49,20 @@ def cut(text: str) -> list[Token]:
       raise Unreadable(f"unknown character {text[position]!r} in {text!r}")
     position, kind = match.end(), match.lastgroup
     if kind == "word":
+      if spaced and tokens and tokens[-1].kind == "number":
+        _refuse_unit(match["word"])
       tokens += _word(match["word"], spaced)
     elif kind != "space":
       tokens.append(Token(kind, match[kind], spaced))
     spaced = kind == "space"
   return tokens
+
+
+def _refuse_unit(word: str) -> None:
+  """In `5 cats` and `3/4 cup` the letters are no product, as in `2 xyz`."""
+  product = set(word) <= set("abcdxyz")
+  if len(word) > 2 and word not in NAMES and not product:
+    raise Unreadable(f"{word!r} is a unit")
 
 
 def _word(word: str, spaced: bool) -> list[Token]:

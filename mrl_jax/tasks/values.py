@@ -66,9 +66,9 @@ def read(text: str) -> Text | Collection | Relation | Quantity:
 def _read(text: str):
   if not text:
     raise tokens.Unreadable("nothing where a value should be")
-  words = _WORDS.fullmatch(" ".join(text.split()))
-  if words and _is_prose(words[1]):
-    return Text(words[1].lower())
+  words = _prose(text)
+  if words is not None:
+    return Text(words)
   if r"\begin" in text:
     return _matrix(text)
   numeral = _NUMERAL.fullmatch(text)
@@ -83,6 +83,8 @@ def _read(text: str):
   if len(items) > 1:
     return Collection("list", tuple(_read(item) for item in items))
   parts = _split(text, ":")
+  if len(parts) == 2 and _prose(parts[0]) is not None:  # a label
+    return _read(parts[1])
   if len(parts) > 1:  # a ratio, a time of day
     return Collection("ratio", tuple(_read(part) for part in parts))
   collection = _bracketed(text)
@@ -97,15 +99,20 @@ def _read(text: str):
   return _quantity(text)
 
 
-def _is_prose(words: str) -> bool:
-  """Letters are prose from three together on, but for pi and the like.
+def _prose(text: str) -> str | None:
+  """The words that `text` is; None for what is no prose.
 
-  Of two, those that are an English word on their own.
+  Letters are prose from three together on, but for pi and the like; of two,
+  those that are an English word on their own.
   """
-  runs = re.findall("[A-Za-z]+", words)
+  match = _WORDS.fullmatch(" ".join(text.split()))
+  if match is None:
+    return None
+  words = match[1]
+  longest = max(map(len, re.findall("[A-Za-z]+", words)))
   if words.lower() in _SHORT_WORDS:
-    return True
-  return max(map(len, runs)) > 2 and words not in tokens.NAMES
+    return words.lower()
+  return words.lower() if longest > 2 and words not in tokens.NAMES else None
 
 
 def _quantity(text: str) -> Quantity:
@@ -218,12 +225,16 @@ def _agree_quantities(a: Quantity, b: Quantity) -> bool:
 
 
 def _bare(value, other):
-  """`x = 3` answers like 3, where the other side is no relation."""
+  """`x = 3` and `1 + 2 = 3` answer like 3, where the other is no relation."""
   if not isinstance(value, Relation) or isinstance(other, Relation):
     return value
-  name = value.sides[0]
-  named = isinstance(name, Quantity) and isinstance(name.value, sympy.Symbol)
-  return value.sides[1] if named and value.signs == ("=",) else value
+  *heads, last = value.sides
+  quantities = all(isinstance(head, Quantity) for head in heads)
+  if set(value.signs) != {"="} or not quantities:
+    return value
+  named = len(heads) == 1 and isinstance(heads[0].value, sympy.Symbol)
+  calculated = not any(head.value.free_symbols for head in heads)
+  return last if named or calculated else value
 
 
 def _agree_collections(a: Collection, b: Collection) -> bool:
