@@ -8,21 +8,19 @@ opens. How tensors and parameters correspond is the table in `hf_names`.
 
 import contextlib
 import dataclasses
+import gc
 import json
-import math
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 import jax
 import numpy as np
 import safetensors
-from jax.experimental import multihost_utils
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from mrl_jax.model import hf_names, transformer
+from mrl_jax.model import hf_names, hf_write, transformer
 from mrl_jax.model import spec as spec_lib
 from mrl_jax.parallel import sharding
 
@@ -159,6 +157,7 @@ def _read(
   target: Sharding,
 ) -> jax.Array:
   """One parameter on its devices, from the parts that each needs."""
+  gc.collect(0)  # JAX lets go of the last parameter's host copy only then
   names = list(hf_names.tensors(place, shape))
   layered = hf_names.LAYER in place.name
   inner = shape[1:] if layered else shape
@@ -190,7 +189,9 @@ def _read(
         done[key][...] = one(names[0], index)
     return done[key]
 
-  return jax.make_array_from_callback(shape, target, callback)
+  array = jax.make_array_from_callback(shape, target, callback)
+  # Transfers in flight would hold one host copy of each parameter.
+  return jax.block_until_ready(array)
 
 
 def save(
@@ -220,7 +221,7 @@ def save(
     if writes:
       root.mkdir(parents=True, exist_ok=True)
       file = stack.enter_context(open(_temporary(root / _WEIGHTS), "wb"))
-    _write_weights(hf_names.paired(params), file)
+    hf_write.weights(hf_names.paired(params), file)
   if not writes:
     return
   config = _config(source, model.spec)
@@ -239,41 +240,6 @@ def save(
   for name in (_WEIGHTS, *texts, *copied):
     os.replace(_temporary(root / name), root / name)
   _remove_shards(root)
-
-
-def _write_weights(
-  leaves: list[tuple[hf_names.Place, jax.Array]], file: BinaryIO | None
-) -> None:
-  """The safetensors format: length of header, header as JSON, numbers."""
-  header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-  offset = 0
-  for place, leaf in leaves:
-    for name, shape in hf_names.tensors(place, leaf.shape).items():
-      stop = offset + 4 * math.prod(shape)
-      header[name] = {
-        "dtype": "F32",
-        "shape": shape,
-        "data_offsets": (offset, stop),
-      }
-      offset = stop
-  text = json.dumps(header).encode()
-  text += b" " * (-len(text) % 8)
-  if file is not None:
-    file.write(len(text).to_bytes(8, "little") + text)
-  for place, leaf in leaves:
-    for value in _host(place, leaf):
-      if file is not None:
-        tensor = hf_names.to_stored(place, value)
-        file.write(np.ascontiguousarray(tensor, "<f4").data)
-
-
-def _host(place: hf_names.Place, leaf: jax.Array) -> Iterator[np.ndarray]:
-  """The parameter on the host, layer by layer."""
-  if leaf.is_fully_addressable:
-    whole = np.asarray(leaf)
-  else:
-    whole = np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
-  yield from whole if hf_names.LAYER in place.name else (whole,)
 
 
 def _config(source: pathlib.Path, spec: spec_lib.Spec) -> dict[str, Any]:
