@@ -97,18 +97,9 @@ def _right(row: records.Rollout) -> bool:
 
 
 def _answers(group: Sequence[records.Rollout]):
-  """What each row voted for, and whether that is right.
-
-  The verdict is part of the vote's key: two texts that read alike here but
-  were judged differently are two answers.
-  """
-  flags_ = [_right(row) for row in group]
-  texts = [extract.marked(row.text) or row.text.strip() for row in group]
-  votes = [
-    (text, right) if text else None
-    for text, right in zip(texts, flags_, strict=True)
-  ]
-  return votes, flags_
+  """What each row votes for, and whether that is right."""
+  right = [_right(row) for row in group]
+  return extract.votes([row.text for row in group], right), right
 
 
 def _interval(values: Sequence[float]) -> dict[str, float]:

@@ -11,6 +11,9 @@ import json
 import pathlib
 from typing import Any
 
+from mrl_jax import config_checks
+from mrl_jax.config_checks import ConfigError
+
 RECIPES = ("grpo", "dr_grpo")
 LOSSES = ("policy_gradient", "gspo", "cispo", "reinforce")
 REDUCTIONS = ("token_mean", "sequence_mean", "constant_mean")
@@ -32,20 +35,6 @@ DTYPES = ("float32", "bfloat16")
 REMATS = ("none", "full", "dots")
 FORMATS = ("auto", "chat", "raw")
 PROGRESS = ("auto", "live", "plain", "none")
-
-
-class ConfigError(ValueError):
-  """A field that cannot be used: its name, its value, what is allowed."""
-
-  def __init__(self, field: str, value: Any, allowed: str):
-    super().__init__(f"--{field}={_show(value)}: {allowed}")
-    self.field = field
-
-
-def _show(value: Any) -> str:
-  if isinstance(value, tuple):
-    return ",".join(map(str, value))
-  return str(value)
 
 
 def _field(default: Any, doc: str, names: tuple[str, ...] | None = None):
@@ -159,10 +148,7 @@ class Config:
   progress: str = _field("auto", "Progress display.", PROGRESS)
 
   def __post_init__(self):
-    _check_names(self)
-    _check_numbers(self)
-    _check_policies(self)
-    _check_division(self)
+    config_checks.check(self)
     try:
       self.task_arguments()
     except ValueError as error:
@@ -232,108 +218,6 @@ def check_resume(saved: Config, given: Config) -> None:
       raise ConfigError(
         field.name,
         new,
-        f"the run in --workdir was started with {_show(old)}; use that, "
-        "or another --workdir",
+        "the run in --workdir was started with "
+        f"{config_checks.show(old)}; use that, or another --workdir",
       )
-
-
-def _check_names(config: Config) -> None:
-  for field in dataclasses.fields(Config):
-    names = field.metadata["names"]
-    if names is None:
-      continue
-    value = getattr(config, field.name)
-    for item in value if isinstance(value, tuple) else (value,):
-      if item not in names:
-        raise ConfigError(field.name, value, f"allowed: {', '.join(names)}")
-
-
-_LEAST = {
-  "prompt_limit": 1,
-  "completion_limit": 1,
-  "rounds": 1,
-  "prompts": 1,
-  "samples": 2,
-  "updates": 1,
-  "microbatches": 1,
-  "rows": 0,
-  "top_k": 0,
-  "clip_low": 0.0,
-  "clip_high": 0.0,
-  "correction_low": 0.0,
-  "correction_high": 0.0,
-  "kl_coefficient": 0.0,
-  "lr_warmup": 0,
-  "weight_decay": 0.0,
-  "clip_norm": 0.0,
-  "cpu_devices": 0,
-  "save_every": 0,
-  "keep": 1,
-  "verifier_workers": 1,
-}
-
-
-def _check_numbers(config: Config) -> None:
-  for name, least in _LEAST.items():
-    value = getattr(config, name)
-    if not value >= least:
-      why = " (a group's baseline needs company)" if name == "samples" else ""
-      raise ConfigError(name, value, f"must be at least {least}{why}")
-  for name in ("temperature", "verifier_deadline"):
-    if not getattr(config, name) > 0:
-      raise ConfigError(name, getattr(config, name), "must be above 0")
-  if not 0 < config.top_p <= 1:
-    raise ConfigError("top_p", config.top_p, "must be in (0, 1]")
-  if config.clip_low > 1:
-    raise ConfigError("clip_low", config.clip_low, "must be in [0, 1]")
-  if config.dual_clip and config.dual_clip <= 1:
-    raise ConfigError("dual_clip", config.dual_clip, "must be 0 or above 1")
-  for name in ("b1", "b2"):
-    if not 0 <= getattr(config, name) < 1:
-      raise ConfigError(name, getattr(config, name), "must be in [0, 1)")
-  if any(not rate >= 0 for rate in config.lr):
-    raise ConfigError("lr", config.lr, "must be at least 0")
-  mesh = config.mesh
-  bad = len(mesh) != 3 or mesh.count(-1) > 1
-  if bad or any(size < 1 and size != -1 for size in mesh):
-    raise ConfigError(
-      "mesh", mesh, "must be data,fsdp,tensor, at most one of them -1"
-    )
-
-
-def _check_policies(config: Config) -> None:
-  count = len(config.policies)
-  if not config.workdir:
-    raise ConfigError("workdir", "", "name the folder of the run")
-  if not count:
-    raise ConfigError("policies", "", "name at least one model directory")
-  if config.names and len(config.names) != count:
-    raise ConfigError("names", config.names, f"must be {count} names")
-  names = config.policy_names()
-  if len(set(names)) != count or not all(names):
-    raise ConfigError("names", names, "must be unique; give them explicitly")
-  for name in ("recipe", "loss", "lr"):
-    value = getattr(config, name)
-    if len(value) not in (1, count):
-      raise ConfigError(name, value, f"must be 1 value or {count}, one each")
-
-
-def _check_division(config: Config) -> None:
-  if config.prompts % config.updates:
-    raise ConfigError(
-      "updates",
-      config.updates,
-      f"must divide --prompts={config.prompts}: a group is never split",
-    )
-  prompts = config.prompts // config.updates
-  if prompts % config.microbatches:
-    raise ConfigError(
-      "microbatches",
-      config.microbatches,
-      f"must divide the {prompts} prompts of an update "
-      "(--prompts / --updates): a group is never split",
-    )
-  if 0 < config.rows < config.samples:
-    raise ConfigError(
-      "rows", config.rows, f"must be 0 or at least --samples={config.samples}"
-    )

@@ -15,7 +15,7 @@ from mrl_jax.text import tokenizer as tokenizer_lib
 
 ROOT = pathlib.Path(__file__).parent.parent
 TINY = dataclasses.replace(
-    warmstart.Recipe(), width=16, layers=1, heads=2, kv_heads=1, mlp=32
+  warmstart.Recipe(), width=16, layers=1, heads=2, kv_heads=1, mlp=32
 )
 
 
@@ -33,17 +33,17 @@ def policy(directory: pathlib.Path, kind: str, seed: int = 0) -> str:
 def command(workdir: pathlib.Path, policies: list[str], **flags) -> list[str]:
   """The arguments of a short run."""
   values = {
-      "workdir": workdir,
-      "policies": ",".join(policies),
-      "task_args": '{"max_operations": 1}',
-      "rounds": 6,
-      "prompts": 4,
-      "samples": 4,
-      "completion_limit": 6,
-      "lr": 0.01,
-      "save_every": 2,
-      "progress": "plain",
-      **flags,
+    "workdir": workdir,
+    "policies": ",".join(policies),
+    "task_args": '{"max_operations": 1}',
+    "rounds": 6,
+    "prompts": 4,
+    "samples": 4,
+    "completion_limit": 6,
+    "lr": 0.01,
+    "save_every": 2,
+    "progress": "plain",
+    **flags,
   }
   pairs = [f"--{name}={value}" for name, value in values.items()]
   return [sys.executable, "-m", "experiments.run", *pairs]
@@ -56,21 +56,21 @@ def environment() -> dict[str, str]:
 
 def start(arguments: list[str]) -> subprocess.Popen:
   return subprocess.Popen(
-      arguments,
-      cwd=ROOT,
-      env=environment(),
-      stdout=subprocess.PIPE,
-      stderr=subprocess.STDOUT,
-      text=True,
+    arguments,
+    cwd=ROOT,
+    env=environment(),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
   )
 
 
 def run(arguments: list[str]) -> subprocess.CompletedProcess:
   return subprocess.run(
-      arguments,
-      cwd=ROOT,
-      env=environment(),
-      capture_output=True,
-      text=True,
-      check=False,
+    arguments,
+    cwd=ROOT,
+    env=environment(),
+    capture_output=True,
+    text=True,
+    check=False,
   )

@@ -47,7 +47,7 @@ def test_a_missing_tokenizer_file_is_named(policies, tmp_path):
 
 
 def test_help_lists_every_field_and_its_allowed_values():
-  text = runs.run(runs.command("w", [])[:3] + ["--help"]).stdout
+  text = runs.run([*runs.command("w", [])[:3], "--help"]).stdout
   for field in ("--loss", "--policies", "--mesh", "sequence_mean", "icepop"):
     assert field in text
 

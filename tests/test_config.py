@@ -16,38 +16,38 @@ def make(**changes):
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "part"),
-    [
-        ("loss", ("grop",), "allowed: policy_gradient, gspo, cispo"),
-        ("reduction", "token-mean", "allowed: token_mean"),
-        ("kl", "K3", "allowed: k1, k2, k3"),
-        ("recipe", ("grpo", "gpro"), "allowed: grpo"),
-        ("correction", "TIS", "allowed: none, tis_token"),
-        ("samples", 1, "at least 2"),
-        ("microbatches", 7, "must divide the 32 prompts"),
-        ("updates", 5, "must divide --prompts=32"),
-        ("rows", 4, "at least --samples=8"),
-        ("temperature", 0.0, "above 0"),
-        ("temperature", float("nan"), "above 0"),
-        ("top_p", 0.0, "in (0, 1]"),
-        ("clip_low", 1.5, "in [0, 1]"),
-        ("dual_clip", 0.5, "above 1"),
-        ("lr", (1.0, 2.0, 3.0), "1 value or 2"),
-        ("lr", (-1.0,), "at least 0"),
-        ("lr", (float("nan"),), "at least 0"),
-        ("mesh", (1, 1), "data,fsdp,tensor"),
-        ("mesh", (-1, -1, 1), "at most one"),
-        ("mesh", (0, 1, 1), "data,fsdp,tensor"),
-        ("names", ("x",), "must be 2 names"),
-        ("names", ("x", "x"), "unique"),
-        ("policies", (), "at least one"),
-        ("policies", ("a/same", "b/same"), "unique"),
-        ("workdir", "", "name the folder"),
-        ("task_args", "[1]", "JSON object"),
-        ("task_args", "{", "task_args"),
-        ("b1", 1.0, "in [0, 1)"),
-        ("rounds", 0, "at least 1"),
-    ],
+  ("field", "value", "part"),
+  [
+    ("loss", ("grop",), "allowed: policy_gradient, gspo, cispo"),
+    ("reduction", "token-mean", "allowed: token_mean"),
+    ("kl", "K3", "allowed: k1, k2, k3"),
+    ("recipe", ("grpo", "gpro"), "allowed: grpo"),
+    ("correction", "TIS", "allowed: none, tis_token"),
+    ("samples", 1, "at least 2"),
+    ("microbatches", 7, "must divide the 32 prompts"),
+    ("updates", 5, "must divide --prompts=32"),
+    ("rows", 4, "at least --samples=8"),
+    ("temperature", 0.0, "above 0"),
+    ("temperature", float("nan"), "above 0"),
+    ("top_p", 0.0, "in (0, 1]"),
+    ("clip_low", 1.5, "in [0, 1]"),
+    ("dual_clip", 0.5, "above 1"),
+    ("lr", (1.0, 2.0, 3.0), "1 value or 2"),
+    ("lr", (-1.0,), "at least 0"),
+    ("lr", (float("nan"),), "at least 0"),
+    ("mesh", (1, 1), "data,fsdp,tensor"),
+    ("mesh", (-1, -1, 1), "at most one"),
+    ("mesh", (0, 1, 1), "data,fsdp,tensor"),
+    ("names", ("x",), "must be 2 names"),
+    ("names", ("x", "x"), "unique"),
+    ("policies", (), "at least one"),
+    ("policies", ("a/same", "b/same"), "unique"),
+    ("workdir", "", "name the folder"),
+    ("task_args", "[1]", "JSON object"),
+    ("task_args", "{", "task_args"),
+    ("b1", 1.0, "in [0, 1)"),
+    ("rounds", 0, "at least 1"),
+  ],
 )
 def test_a_bad_value_names_field_value_and_what_is_allowed(field, value, part):
   with pytest.raises(config_lib.ConfigError) as caught:
@@ -79,7 +79,7 @@ def test_per_policy_values():
 def test_resume_refuses_another_run_but_allows_more_rounds():
   saved = make(seed=1)
   config_lib.check_resume(saved, make(seed=1, rounds=500))
-  with pytest.raises(config_lib.ConfigError, match="--seed=2.*started with 1"):
+  with pytest.raises(config_lib.ConfigError, match=r"--seed=2.*started with 1"):
     config_lib.check_resume(saved, make(seed=2))
 
 

@@ -21,17 +21,17 @@ from mrl_jax.types import Distribution
 VOCAB = 37
 STOPS = (1, 5)
 CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": VOCAB,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": True,
-    "rope_theta": 1e4,
+  "model_type": "llama",
+  "hidden_size": 16,
+  "intermediate_size": 32,
+  "num_hidden_layers": 2,
+  "num_attention_heads": 4,
+  "num_key_value_heads": 2,
+  "vocab_size": VOCAB,
+  "rms_norm_eps": 1e-5,
+  "max_position_embeddings": 512,
+  "tie_word_embeddings": True,
+  "rope_theta": 1e4,
 }
 
 
@@ -47,19 +47,19 @@ def generator(mesh=(1, 1, 1), allowed=None, **changes):
   model, _ = policy()
   devices = jax.devices()[: int(np.prod(mesh))]
   options = {
-      "samples": 2,
-      "limit": 40,
-      "stop_ids": STOPS,
-      "distribution": Distribution(),
-      "seed": 3,
+    "samples": 2,
+    "limit": 40,
+    "stop_ids": STOPS,
+    "distribution": Distribution(),
+    "seed": 3,
   }
   if allowed is None:
     allowed = np.ones(VOCAB, bool)
   return engine.make(
-      model,
-      mesh_lib.make(*mesh, devices=devices),
-      allowed=allowed,
-      **{**options, **changes},
+    model,
+    mesh_lib.make(*mesh, devices=devices),
+    allowed=allowed,
+    **{**options, **changes},
   )
 
 
@@ -70,23 +70,21 @@ def prompts(count=6):
 
 def ids(count, samples=2, round_=0):
   rows = [
-      engine.words("policy", round_, f"prompt/{i}", s)
-      for i in range(count)
-      for s in range(samples)
+    engine.words("policy", round_, f"prompt/{i}", s)
+    for i in range(count)
+    for s in range(samples)
   ]
   return np.asarray(rows, np.uint32)
 
 
 @settings(max_examples=50, deadline=None)
-@given(
-    st.integers(1, 400), st.integers(0, 2**32 - 1), st.floats(0, 1 - 2**-23)
-)
+@given(st.integers(1, 400), st.integers(0, 2**32 - 1), st.floats(0, 1 - 2**-23))
 def test_invert_cdf_is_the_searchsorted_of_the_running_sum(vocab, seed, u):
   rng = np.random.default_rng(seed)
   p = rng.random((1, vocab)) * (rng.random((1, vocab)) < 0.3)
   p[0, rng.integers(vocab)] += 0.1
   token = int(
-      engine.invert_cdf(jnp.float32(p), jnp.full((1,), u, jnp.float32))[0]
+    engine.invert_cdf(jnp.float32(p), jnp.full((1,), u, jnp.float32))[0]
   )
   p32 = np.float32(p[0]).astype(np.float64)
   ends = np.cumsum(p32)
@@ -104,7 +102,7 @@ def test_draws_have_the_frequencies_of_the_distribution():
   frequencies = np.bincount(np.asarray(token), minlength=4) / count
   np.testing.assert_allclose(frequencies, [0.5, 0.3, 0.2, 0.0], atol=0.012)
   np.testing.assert_allclose(
-      np.exp(logprob), np.asarray([0.5, 0.3, 0.2])[token], rtol=1e-5
+    np.exp(logprob), np.asarray([0.5, 0.3, 0.2])[token], rtol=1e-5
   )
   expected = -sum(p * np.log(p) for p in (0.5, 0.3, 0.2))
   np.testing.assert_allclose(entropy, expected, rtol=1e-5)
@@ -112,11 +110,11 @@ def test_draws_have_the_frequencies_of_the_distribution():
 
 def test_no_two_rows_of_a_run_share_a_key():
   names = [
-      engine.words(policy_, round_, f"p{i}", sample)
-      for policy_ in ("left", "right")
-      for round_ in range(3)
-      for i in range(4)
-      for sample in range(4)
+    engine.words(policy_, round_, f"p{i}", sample)
+    for policy_ in ("left", "right")
+    for round_ in range(3)
+    for i in range(4)
+    for sample in range(4)
   ]
   keys = engine.row_keys(0, jnp.asarray(names, jnp.uint32))
   assert len(np.unique(jax.random.key_data(keys), axis=0)) == len(names)
@@ -133,7 +131,7 @@ def test_completions_end_at_any_stop_id_and_keep_it():
     assert not out.tokens[row, out.lengths[row] :].any()
     assert not out.logprobs[row, out.lengths[row] :].any()
   assert set(out.tokens[out.finished, out.lengths[out.finished] - 1]) <= set(
-      STOPS
+    STOPS
   )
 
 
@@ -144,10 +142,10 @@ def test_a_sample_does_not_depend_on_batch_layout():
   np.testing.assert_array_equal(whole.lengths, few.lengths)
   np.testing.assert_array_equal(whole.tokens[:, :width], few.tokens[:, :width])
   backwards = generator()(
-      policy()[1], prompts()[::-1], ids(6).reshape(6, 2, -1)[::-1].reshape(12, -1)
+    policy()[1], prompts()[::-1], ids(6).reshape(6, 2, -1)[::-1].reshape(12, -1)
   )
   np.testing.assert_array_equal(
-      backwards.tokens.reshape(6, 2, -1)[::-1].reshape(12, -1), whole.tokens
+    backwards.tokens.reshape(6, 2, -1)[::-1].reshape(12, -1), whole.tokens
   )
 
 
@@ -175,14 +173,14 @@ def test_rounds_and_seeds_change_the_samples_and_repeats_do_not():
 
 
 @pytest.mark.parametrize(
-    "distribution",
-    [
-        Distribution(),
-        Distribution(temperature=0.5),
-        Distribution(top_k=5),
-        Distribution(top_p=0.8),
-        Distribution(0.7, 10, 0.9),
-    ],
+  "distribution",
+  [
+    Distribution(),
+    Distribution(temperature=0.5),
+    Distribution(top_k=5),
+    Distribution(top_p=0.8),
+    Distribution(0.7, 10, 0.9),
+  ],
 )
 def test_the_scorer_gives_the_samplers_log_probs_and_entropies(distribution):
   """Self-ratio 1 at any temperature, top-k, top-p and with barred ids."""
@@ -196,15 +194,15 @@ def test_the_scorer_gives_the_samplers_log_probs_and_entropies(distribution):
   context, lengths = collate.left_pad([p for p in prompts() for _ in range(2)])
   hidden = model.hidden(params, context, lengths, jnp.asarray(out.tokens))
   scores = logprobs.score(
-      hidden,
-      model.unembedding(params),
-      jnp.asarray(out.tokens),
-      jnp.asarray(allowed),
-      distribution,
+    hidden,
+    model.unembedding(params),
+    jnp.asarray(out.tokens),
+    jnp.asarray(allowed),
+    distribution,
   )
   for ours, sampled in zip(scores, (out.logprobs, out.entropies), strict=True):
     np.testing.assert_allclose(
-        np.where(valid, ours, 0), np.where(valid, sampled, 0), atol=2e-4
+      np.where(valid, ours, 0), np.where(valid, sampled, 0), atol=2e-4
     )
 
 

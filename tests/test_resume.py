@@ -44,7 +44,7 @@ def until(process, rounds):
 
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_killed_at_a_random_point_and_started_again(
-    rounds, policies, whole, tmp_path
+  rounds, policies, whole, tmp_path
 ):
   arguments = runs.command(tmp_path / "run", policies)
   process = runs.start(arguments)
@@ -89,7 +89,7 @@ def test_a_finished_run_can_be_continued_on_another_mesh(policies, tmp_path):
   first = runs.command(workdir, policies, rounds=2, prompts=8)
   assert runs.run(first).returncode == 0
   more = runs.command(
-      workdir, policies, rounds=3, prompts=8, cpu_devices=8, mesh="2,2,2"
+    workdir, policies, rounds=3, prompts=8, cpu_devices=8, mesh="2,2,2"
   )
   done = runs.run(more)
   assert done.returncode == 0, done.stdout + done.stderr

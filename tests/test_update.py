@@ -1,4 +1,4 @@
-"""One optimiser step: exact under any split, mesh and sharing; never poisoned."""
+"""One optimiser step: exact under any split, mesh and sharing of prompts."""
 
 import functools
 
@@ -74,9 +74,7 @@ def step(mesh, rows, microbatches=1, share=1, updates=1):
   """The state and report after `updates` steps on the same batch."""
   optimizer = state_lib.make_optimizer(1e-2, 10, clip_norm=1.0)
   values = params()
-  placed = jax.device_put(
-    values, sharding.tree(model().axes, values, mesh)
-  )
+  placed = jax.device_put(values, sharding.tree(model().axes, values, mesh))
   state = state_lib.init(optimizer, placed, mesh)
   update = update_lib.make(
     model(),

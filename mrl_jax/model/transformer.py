@@ -1,9 +1,9 @@
 """One decoder for several families, as pure functions over its parameters.
 
-Inside are Flax NNX modules, which name each parameter and its logical axes
-once; outside there is only `Model`, functions over a nested dict of arrays,
-so that any other decoder with these functions can take its place. Layers
-are stacked along a leading axis and scanned.
+Inside are the modules of `layers.py`; outside there is only `Model`,
+functions over a nested dict of arrays, so that any other decoder with these
+functions can take its place. Layers are stacked along a leading axis and
+scanned.
 
 Prompts are computed once for the G completions of each, in training as in
 sampling: `hidden` takes N prompts and B = N G completions, runs both as two
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from mrl_jax.model import attention, rope
+from mrl_jax.model import attention, layers, rope
 from mrl_jax.model import cache as cache_lib
 from mrl_jax.model import spec as spec_lib
 from mrl_jax.parallel import sharding
@@ -37,95 +37,6 @@ class Model(NamedTuple):
   unembedding: Callable[[Params], Array]
   prefill: Callable[..., tuple[Array, cache_lib.Cache]]
   decode: Callable[..., tuple[Array, cache_lib.Cache]]
-
-
-class Block(nnx.Module):
-  """One layer's parameters and its token-wise halves."""
-
-  def __init__(self, spec: spec_lib.Spec, rngs: nnx.Rngs):
-    d, f, h = spec.width, spec.mlp, spec.head_dim
-    self.spec = spec
-    self.attention_norm = _ones((d,), ("embed",))
-    self.mlp_norm = _ones((d,), ("embed",))
-    self.q = _normal(rngs, (d, spec.heads, h), ("embed", "heads", "head_dim"))
-    kv = ("embed", "kv_heads", "head_dim")
-    self.k = _normal(rngs, (d, spec.kv_heads, h), kv)
-    self.v = _normal(rngs, (d, spec.kv_heads, h), kv)
-    out = ("heads", "head_dim", "embed")
-    self.o = _normal(rngs, (spec.heads, h, d), out, spec.heads * h)
-    self.gate = _normal(rngs, (d, f), ("embed", "mlp"))
-    self.up = _normal(rngs, (d, f), ("embed", "mlp"))
-    self.down = _normal(rngs, (f, d), ("mlp", "embed"))
-    if spec.qkv_bias:
-      self.q_bias = _zeros((spec.heads, h), ("heads", "head_dim"))
-      self.k_bias = _zeros((spec.kv_heads, h), ("kv_heads", "head_dim"))
-      self.v_bias = _zeros((spec.kv_heads, h), ("kv_heads", "head_dim"))
-    if spec.out_bias:
-      self.o_bias = _zeros((d,), ("embed",))
-    if spec.qk_norm:
-      self.q_norm = _ones((h,), ("head_dim",))
-      self.k_norm = _ones((h,), ("head_dim",))
-
-  def qkv(
-    self, x: Array, turns: tuple[Array, Array]
-  ) -> tuple[Array, Array, Array]:
-    """[..., D] -> queries [..., K, R, h], keys and values [..., K, h]."""
-    spec = self.spec
-    x = rms_norm(x, self.attention_norm, spec.norm_eps)
-    q, k, v = (_project(x, w) for w in (self.q, self.k, self.v))
-    if spec.qkv_bias:
-      biases = (self.q_bias, self.k_bias, self.v_bias)
-      q, k, v = (
-        y + _ranked(b, y) for y, b in zip((q, k, v), biases, strict=True)
-      )
-    if spec.qk_norm:
-      q = rms_norm(q, self.q_norm, spec.norm_eps)
-      k = rms_norm(k, self.k_norm, spec.norm_eps)
-    q = rope.rotate(q, *turns).astype(x.dtype)
-    k = rope.rotate(k, *turns).astype(x.dtype)
-    repeats = spec.heads // spec.kv_heads
-    return q.reshape(*k.shape[:-1], repeats, spec.head_dim), k, v
-
-  def finish(self, x: Array, attended: Array) -> Array:
-    """Output projection and feed-forward, each added to the stream."""
-    heads = (self.spec.heads, self.spec.head_dim)
-    attended = attended.reshape(*attended.shape[:-3], *heads)
-    out = _einsum("...hk,hkd->...d", attended, self.o)
-    if self.spec.out_bias:
-      out += _ranked(self.o_bias, x)
-    x = x + out
-    y = rms_norm(x, self.mlp_norm, self.spec.norm_eps)
-    gated = jax.nn.silu(_project(y, self.gate)) * _project(y, self.up)
-    return x + _project(gated, self.down)
-
-
-class Ends(nnx.Module):
-  """What stands before and after the layers."""
-
-  def __init__(self, spec: spec_lib.Spec, rngs: nnx.Rngs):
-    shape, axes = (spec.vocab, spec.width), ("vocab", "embed")
-    self.embedding = _normal(rngs, shape, axes, spec.width)
-    self.norm = _ones((spec.width,), ("embed",))
-    if not spec.tied:
-      self.unembedding = _normal(rngs, shape, axes, spec.width)
-
-
-def rms_norm(x: Array, weight: Any, eps: float) -> Array:
-  """x / sqrt(mean(x^2) + eps) * weight, in float32 inside.
-
-  Zhang & Sennrich 2019, https://arxiv.org/abs/1910.07467, equation 4.
-  """
-  y = x.astype(jnp.float32)
-  y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps)
-  return (y * _ranked(weight, y)).astype(x.dtype)
-
-
-def _ranked(weight: Any, x: Array) -> Array:
-  """A parameter in the rank and dtype of what it is combined with."""
-  value = weight[...]
-  return value.reshape((1,) * (x.ndim - value.ndim) + value.shape).astype(
-    x.dtype
-  )
 
 
 def make(spec: spec_lib.Spec) -> Model:
@@ -155,8 +66,8 @@ def make(spec: spec_lib.Spec) -> Model:
 def _init(spec: spec_lib.Spec, key: Array) -> Params:
   first, second = jax.random.split(key)
   keys = jax.random.split(first, spec.layers)
-  layers = jax.vmap(lambda k: _values(Block(spec, nnx.Rngs(k))))(keys)
-  return {**_values(Ends(spec, nnx.Rngs(second))), "layers": layers}
+  stacked = jax.vmap(lambda k: _values(layers.Block(spec, nnx.Rngs(k))))(keys)
+  return {**_values(layers.Ends(spec, nnx.Rngs(second))), "layers": stacked}
 
 
 def _values(module: nnx.Module) -> Params:
@@ -171,15 +82,15 @@ def _axes(spec: spec_lib.Spec) -> Any:
       for name in _values(module)
     }
 
-  return {**axes(Ends, ()), "layers": axes(Block, ("layers",))}
+  return {**axes(layers.Ends, ()), "layers": axes(layers.Block, ("layers",))}
 
 
-def _block(spec: spec_lib.Spec) -> Callable[[Params], Block]:
+def _block(spec: spec_lib.Spec) -> Callable[[Params], layers.Block]:
   """A function from one layer's parameters to its module."""
-  module = nnx.eval_shape(lambda: Block(spec, nnx.Rngs(0)))
+  module = nnx.eval_shape(lambda: layers.Block(spec, nnx.Rngs(0)))
   graph, state = nnx.split(module)
 
-  def bind(params: Params) -> Block:
+  def bind(params: Params) -> layers.Block:
     filled = jax.tree.map(lambda x: x, state)
     nnx.replace_by_pure_dict(filled, params)
     return nnx.merge(graph, filled)
@@ -230,7 +141,7 @@ def _hidden(
   layer = _rematerialised(layer, spec.remat)
   carry = (_rows(embed(context)), _rows(embed(inputs)))
   _, y = jax.lax.scan(layer, carry, _layers(spec, params))[0]
-  return rms_norm(y, params["norm"], spec.norm_eps)
+  return layers.rms_norm(y, params["norm"], spec.norm_eps)
 
 
 def _prefill(
@@ -260,7 +171,7 @@ def _prefill(
   empty = jnp.zeros(shape, keys.dtype)
   step = jnp.zeros((), jnp.int32)
   cache = cache_lib.Cache(keys, values, context_lengths, empty, empty + 0, step)
-  return rms_norm(x[:, -1], params["norm"], spec.norm_eps), cache
+  return layers.rms_norm(x[:, -1], params["norm"], spec.norm_eps), cache
 
 
 def _decode(
@@ -308,7 +219,7 @@ def _decode(
   )
   carry = (x, cache.keys, cache.values)
   (x, keys, values), _ = jax.lax.scan(layer, carry, inputs)
-  x = rms_norm(x, params["norm"], spec.norm_eps).reshape(rows, -1)
+  x = layers.rms_norm(x, params["norm"], spec.norm_eps).reshape(rows, -1)
   cache = cache._replace(keys=keys, values=values, step=cache.step + 1)
   return x, cache
 
@@ -381,33 +292,3 @@ def _rematerialised(layer: Callable, remat: str) -> Callable:
   if remat == "none":
     return layer
   return jax.checkpoint(layer, policy=policies[remat], prevent_cse=False)
-
-
-def _project(x: Array, weight: Any) -> Array:
-  letters = "dhk"[: weight[...].ndim]
-  return _einsum(f"...d,{letters}->...{letters[1:]}", x, weight)
-
-
-def _einsum(equation: str, x: Array, weight: Any) -> Array:
-  """In the stream's dtype, accumulated in float32."""
-  out = jnp.einsum(
-    equation,
-    x,
-    weight[...].astype(x.dtype),
-    preferred_element_type=jnp.float32,
-  )
-  return out.astype(x.dtype)
-
-
-def _normal(rngs: nnx.Rngs, shape, axes, fan_in: int | None = None):
-  scale = (fan_in or shape[0]) ** -0.5
-  value = scale * jax.random.normal(rngs.params(), shape, jnp.float32)
-  return nnx.Param(value, axes=axes)
-
-
-def _ones(shape, axes):
-  return nnx.Param(jnp.ones(shape, jnp.float32), axes=axes)
-
-
-def _zeros(shape, axes):
-  return nnx.Param(jnp.zeros(shape, jnp.float32), axes=axes)

@@ -114,15 +114,15 @@ def draw(
   logits: Float[Array, "B V"], uniform: Float[Array, "B"]
 ) -> tuple[Int[Array, "B"], Float[Array, "B"], Float[Array, "B"]]:
   """Token, its log-prob and the entropy under softmax(logits)."""
-  top = jnp.max(logits, axis=-1, keepdims=True)
-  weights = jnp.exp(logits - top)
+  # Relative to the greatest logit, as the scorer has it: to the last digit.
+  x = logits - jnp.max(logits, axis=-1, keepdims=True)
+  weights = jnp.exp(x)
   total = weights.sum(-1)
   token = invert_cdf(weights, uniform)
-  log_total = jnp.log(total) + top[:, 0]
-  chosen = jnp.take_along_axis(logits, token[:, None], axis=-1)[:, 0]
-  finite = jnp.where(weights > 0, logits, 0.0)
-  entropy = log_total - (weights * finite).sum(-1) / total
-  return token, chosen - log_total, entropy
+  log_total = jnp.log(total)
+  chosen = jnp.take_along_axis(x, token[:, None], axis=-1)[:, 0]
+  mean = (weights * jnp.where(weights > 0, x, 0.0)).sum(-1) / total
+  return token, chosen - log_total, log_total - mean
 
 
 def make(
