@@ -31,7 +31,7 @@ def check(config: Any) -> None:
 
 
 def _check_names(config: Any) -> None:
-  for field in dataclasses.fields(Config):
+  for field in dataclasses.fields(config):
     names = field.metadata["names"]
     if names is None:
       continue
