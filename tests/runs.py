@@ -57,7 +57,7 @@ def environment() -> dict[str, str]:
   """
   return {
     **os.environ,
-    "XLA_FLAGS": "",
+    "XLA_FLAGS": "--xla_backend_optimization_level=0",
     "JAX_PLATFORMS": "cpu",
     "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache" / "jax"),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

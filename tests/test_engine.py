@@ -39,7 +39,7 @@ CONFIG = {
 def policy():
   model = transformer.make(spec_lib.from_config(CONFIG))
   # Large weights, so that the distributions are far from uniform.
-  params = jax.tree.map(lambda x: 8 * x, model.init(jax.random.key(0)))
+  params = jax.tree.map(lambda x: 3 * x, model.init(jax.random.key(0)))
   return model, params
 
 
@@ -192,7 +192,8 @@ def test_the_scorer_gives_the_samplers_log_probs_and_entropies(distribution):
   valid = np.arange(out.tokens.shape[1])[None, :] < out.lengths[:, None]
   assert not np.isin(out.tokens[valid], [7, 30, 36]).any()
   context, lengths = collate.left_pad([p for p in prompts() for _ in range(2)])
-  hidden = model.hidden(params, context, lengths, jnp.asarray(out.tokens))
+  rows = map(jnp.asarray, (context, lengths, out.tokens))
+  hidden = model.hidden(params, *rows)
   scores = logprobs.score(
     hidden,
     model.unembedding(params),

@@ -55,7 +55,7 @@ def make(spec: spec_lib.Spec) -> Model:
   return Model(
     spec=spec,
     axes=_axes(spec),
-    init=functools.partial(_init, spec),
+    init=jax.jit(functools.partial(_init, spec)),
     hidden=functools.partial(_hidden, spec),
     unembedding=functools.partial(_unembedding, spec),
     prefill=functools.partial(_prefill, spec),

@@ -60,7 +60,7 @@ def split(batch: Batch, count: int, share: int) -> Batch:
   spread over the same devices and no row moves.
   """
 
-  def leaf(x: Array) -> Array:
+  def leaf(x):
     rest = x.shape[1:]
     x = x.reshape(-1, count, share, *rest)
     return jnp.swapaxes(x, 0, 1).reshape(count, -1, *rest)
@@ -71,7 +71,7 @@ def split(batch: Batch, count: int, share: int) -> Batch:
 def merge(tree: Any, share: int) -> Any:
   """The inverse of `split`, for any tree of [count, B / count, ...]."""
 
-  def leaf(x: Array) -> Array:
+  def leaf(x):
     rest = x.shape[2:]
     x = x.reshape(x.shape[0], -1, share, *rest)
     return jnp.swapaxes(x, 0, 1).reshape(-1, *rest)
