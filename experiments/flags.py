@@ -19,7 +19,10 @@ def define(fields: Sequence[str] | None = None) -> None:
   for field in dataclasses.fields(config_lib.Config):
     if fields is None or field.name in fields:
       _define(field)
-      flags.declare_key_flag(field.name)
+      # Key flags of the main module are what --help prints.
+      flags.FLAGS.register_key_flag_for_module(
+        sys.argv[0], flags.FLAGS[field.name]
+      )
 
 
 def _define(field: dataclasses.Field) -> None:

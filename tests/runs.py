@@ -30,11 +30,11 @@ def policy(directory: pathlib.Path, kind: str, seed: int = 0) -> str:
   return str(directory)
 
 
-def command(workdir: pathlib.Path, policies: list[str], **flags) -> list[str]:
+def command(workdir: pathlib.Path, paths: list[str], **flags) -> list[str]:
   """The arguments of a short run."""
   values = {
     "workdir": workdir,
-    "policies": ",".join(policies),
+    "policies": ",".join(paths),
     "task_args": '{"max_operations": 1}',
     "rounds": 6,
     "prompts": 4,
