@@ -223,10 +223,11 @@ def summarize(
     count = sum(r.outcome == outcome.value for r in rows)
     values[f"outcome/{outcome.value}"] = count
   values.update(diagnostics.summarize([r["tokens"] for r in reports]))
-  for name in ("loss", "grad_norm"):
-    values[name] = float(np.mean([r[name] for r in reports]))
-  values["updates"] = int(reports[-1]["step"])
-  values["skipped"] = int(reports[-1]["skipped"])
+  if reports:
+    for name in ("loss", "grad_norm"):
+      values[name] = float(np.mean([r[name] for r in reports]))
+    values["updates"] = int(reports[-1]["step"])
+    values["skipped"] = int(reports[-1]["skipped"])
   return values
 
 
