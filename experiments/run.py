@@ -43,9 +43,16 @@ def main() -> int:
   finished = False
   with contextlib.ExitStack() as stack:
     pool = stack.enter_context(tasks.pool(config, task))
-    display = stack.enter_context(_display(config, policies))
     checkpoints = stack.enter_context(
       checkpoint.Checkpoints(workdir / "checkpoints", config.keep)
+    )
+    display = stack.enter_context(
+      progress.Progress(
+        config.rounds,
+        [policy.name for policy in policies],
+        mode=config.progress,
+        start=checkpoints.latest() or 0,
+      )
     )
     states, finished = loop.run(
       config,
@@ -95,12 +102,6 @@ def _build(config, number, mesh):
     raise config_lib.ConfigError(
       "policies", config.policies[number], str(error)
     ) from None
-
-
-def _display(config, policies):
-  return progress.Progress(
-    config.rounds, [p.name for p in policies], mode=config.progress
-  )
 
 
 def _finish(config, workdir, policies, states, finished) -> None:
