@@ -89,7 +89,12 @@ def _mesh(config: config_lib.Config) -> jax.sharding.Mesh:
   spread = mesh.shape["data"] * mesh.shape["fsdp"]
   prompts = config.prompts // config.updates // config.microbatches
   if prompts % spread:
-    raise config_lib.ConfigError("mesh", config.mesh, XX)
+    raise config_lib.ConfigError(
+      "mesh",
+      config.mesh,
+      f"data times fsdp is {spread} and must divide the {prompts} prompts of "
+      "a microbatch (--prompts / --updates / --microbatches)",
+    )
   return mesh
 
 

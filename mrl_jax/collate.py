@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from mrl_jax import records
-from mrl_jax.types import Batch, Moments, Source
+from mrl_jax.types import Batch, Peers, Source
 
 
 def bucket(length: int, multiple: int = 16) -> int:
@@ -77,5 +77,5 @@ def batch(rows: Iterable[records.Rollout]) -> Batch:
     clip_high=unset,
     group=np.asarray(group, np.int32),
     source=np.full((count,), int(Source.OWN), np.int32),
-    peers=Moments(nothing, nothing, nothing),
+    peers=Peers(nothing, nothing, nothing),
   )

@@ -4,6 +4,7 @@ Dimension letters, in every signature of the project:
 
   B rows        T completion tokens   P prompt tokens      S = P + T
   G samples per prompt                N prompts (B = N G)  V vocabulary
+  U tokens of a row's source, where a peer wrote it with another tokenizer
   D model width                       L layers             H/K query/key-value
   F feed-forward width                C cache slots             heads
 
@@ -42,6 +43,37 @@ class Moments(NamedTuple):
   square: Float[Array, "..."]
 
 
+class Peers(NamedTuple):
+  """What the peers earned on a row's prompt; from the host, in full digits.
+
+  Moments of rewards that lie close together cancel in float32, so their sums
+  are merged on the host and arrive as mean and variance.
+  """
+
+  count: Float[Array, "B"]  # 0: no peer has told
+  mean: Float[Array, "B"]
+  variance: Float[Array, "B"]  # of the population: ddof 0
+
+
+class Trace(NamedTuple):
+  """How a row's tokens lie on those of the peer that wrote it.
+
+  Receiver token t covers the share `first_part` of source token `first`, all
+  source tokens between, and the share `last_part` of source token `last`.
+  Receiver tokens chunk_start <= s < chunk_stop form its chunk: the smallest
+  span whose ends are token ends on both sides.
+  """
+
+  logprobs: Float[Array, "B U"]  # of the source tokens, of the sampler
+  first: Int[Array, "B T"]
+  first_part: Float[Array, "B T"]
+  last: Int[Array, "B T"]
+  last_part: Float[Array, "B T"]
+  chunk_start: Int[Array, "B T"]
+  chunk_stop: Int[Array, "B T"]
+  byte_share: Float[Array, "B T"]  # the token's bytes / its chunk's
+
+
 class Distribution(NamedTuple):
   """The exact sampling distribution; static under jit.
 
@@ -67,8 +99,8 @@ class Batch(NamedTuple):
   `weights` starts as the loss mask and ends as the loss measure: the
   objective is `sum(weights * token_loss)`. `advantages` is NaN until a
   transform sets it, so a recipe that forgets is loud. `credit` is a
-  per-token addition to the advantage, `bonus` a per-row one. `peers` holds
-  the moments of the peers' rewards on the row's prompt (count 0: none).
+  per-token addition to the advantage, `bonus` a per-row one. `trace` is
+  there when some row was written by a peer with another tokenizer.
   """
 
   context: Int[Array, "B P"]  # prompt ids, left-padded
@@ -84,9 +116,10 @@ class Batch(NamedTuple):
   clip_high: Float[Array, "B"]
   group: Int[Array, "B"]  # rows of one prompt share a number in [0, B)
   source: Int[Array, "B"]
-  peers: Moments  # each leaf [B]
+  peers: Peers
   old_logprobs: Float[Array, "B T"] | None = None  # trainer's, at stage start
   ref_logprobs: Float[Array, "B T"] | None = None  # frozen reference policy's
+  trace: Trace | None = None
 
 
 BatchTransform = Callable[[Batch], Batch]  # device: what each token is worth

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from mrl_jax.types import Batch, Moments, Scores, Source
+from mrl_jax.types import Batch, Peers, Scores, Source
 
 
 def batch(rows=4, steps=6, samples=2, vocab=11, seed=0, **fields) -> Batch:
@@ -43,7 +43,7 @@ def batch(rows=4, steps=6, samples=2, vocab=11, seed=0, **fields) -> Batch:
     for name, value in values.items()
     if name != "peers"
   }
-  none = Moments(*(jnp.zeros(rows, jnp.float32) for _ in range(3)))
+  none = Peers(*(jnp.zeros(rows, jnp.float32) for _ in range(3)))
   return Batch(**arrays, peers=fields.get("peers", none))
 
 

@@ -12,7 +12,7 @@ LAYERS = (
   ("types", "compose", "config", "config_checks", "records"),
   ("kernels", "text", "tasks", "parallel", "collate", "measure"),
   ("model", "transforms"),
-  ("losses", "diagnostics"),
+  ("losses", "diagnostics", "exchange"),
   ("sampling",),
   ("recipes",),
   ("train",),
@@ -47,7 +47,7 @@ def test_imports_point_down(path):
     assert LEVEL[other] <= LEVEL[part], f"{path} imports {other}"
 
 
-@pytest.mark.parametrize("folder", ["text", "tasks"])
+@pytest.mark.parametrize("folder", ["text", "tasks", "exchange"])
 def test_the_host_side_imports_no_jax(folder):
   modules = [
     f"mrl_jax.{folder}.{path.stem}"

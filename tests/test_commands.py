@@ -25,6 +25,7 @@ def policies(tmp_path_factory):
     ({"verifier": "nope:f"}, ["--verifier=nope:f"]),
     ({"task_args": '{"n": 3}'}, ["--task_args", "'n'"]),
     ({"mesh": "3,1,1"}, ["--mesh=3,1,1"]),
+    ({"mesh": "8,1,1", "cpu_devices": 8}, ["--mesh=8,1,1", "4 prompts"]),
   ],
 )
 def test_a_mistake_is_one_line(flags, parts, policies, tmp_path):

@@ -1,0 +1,1 @@
+"""Studies: experiments of several runs, with their results kept."""

@@ -1,0 +1,1 @@
+"""SEE, the shared experience exchange: what policies tell each other."""
