@@ -13,7 +13,7 @@ import re
 import threading
 import urllib.parse
 import uuid
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from etils import epath
 
@@ -22,6 +22,7 @@ class Conflict(ValueError):
   """Other content was published under the same policy and round."""
 
 
+@runtime_checkable
 class Store(Protocol):
   """Shipments by policy and round; safe to use from several threads.
 
