@@ -1,6 +1,7 @@
 """Leases under real threads; every wait has a deadline of its own."""
 
 import random
+import signal
 import threading
 import time
 
@@ -181,6 +182,39 @@ def test_closing_wakes_all_who_wait_and_names_the_error():
   assert finished  # a lease that is held ends in peace
   with pytest.raises(lease.Stopped), devices.lease([0]):
     pass
+
+
+def test_an_interrupted_wait_leaves_the_queue():
+  """Ctrl-C in a waiting thread must not block those behind it."""
+  devices = lease.Devices(range(2))
+  entered, go, served = (threading.Event() for _ in range(3))
+
+  def holder():
+    with devices.lease([0]):
+      entered.set()
+      assert go.wait(DEADLINE)
+
+  def behind():
+    until(lambda: devices.waiting() == 1)
+    with devices.lease([1]):
+      served.set()
+
+  def interrupt(*_):
+    raise InterruptedError
+
+  threads = [start(holder)]
+  assert entered.wait(DEADLINE)
+  threads.append(start(behind))
+  before = signal.signal(signal.SIGALRM, interrupt)
+  signal.setitimer(signal.ITIMER_REAL, 0.3)
+  try:
+    with pytest.raises(InterruptedError), devices.lease([0, 1]):
+      pytest.fail("the lease was given")
+  finally:
+    signal.signal(signal.SIGALRM, before)
+  assert served.wait(DEADLINE)  # device 1 was free all along
+  go.set()
+  join(threads)
 
 
 def test_an_error_inside_gives_the_devices_back():
