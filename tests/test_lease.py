@@ -212,7 +212,7 @@ def test_an_interrupted_wait_leaves_the_queue():
       pytest.fail("the lease was given")
   finally:
     signal.signal(signal.SIGALRM, before)
-  assert served.wait(DEADLINE)  # device 1 was free all along
+  assert served.wait(DEADLINE / 4)  # device 1 was free all along
   go.set()
   join(threads)
 
