@@ -34,6 +34,7 @@ setuptools.setup(
     "reasoning-gym==0.1.25",
     "rich>=13",
     "safetensors>=0.5",
+    "scipy>=1.11",
     "sentencepiece>=0.2",
     "tensorboardX>=2.6",
     "tokenizers>=0.21",

@@ -74,7 +74,7 @@ class Parts:
     self.state = state_lib.init(optimizer, params, self.mesh)
     allowed = np.ones(shape.vocab, bool)
     options = {"allowed": allowed, "distribution": Distribution()}
-    training = {"microbatches": microbatches, "share": shape.samples}
+    training = {"microbatches": microbatches}
     self.generate = engine.make(
       self.model,
       self.mesh,
@@ -129,11 +129,11 @@ class Parts:
     out = self.sample(round_)
     sampled = time.perf_counter()
     batch = self.batch(out)
-    reference = self.score(self.reference, batch).logprobs
+    reference = self.score(self.reference, batch, self.shape.samples).logprobs
     reference.block_until_ready()
     scored = time.perf_counter()
     batch = batch._replace(ref_logprobs=reference)
-    self.state, report = self.update(self.state, batch)
+    self.state, report = self.update(self.state, batch, self.shape.samples)
     jax.block_until_ready(report)
     end = time.perf_counter()
     return {
@@ -160,14 +160,20 @@ def measure(
   }
   out["sampling"] = timed(lambda r: parts.sample(r), reps)
   batch = parts.batch(parts.sample())
-  logprobs = parts.score(parts.reference, batch).logprobs
+  logprobs = parts.score(parts.reference, batch, shape.samples).logprobs
   batch = batch._replace(ref_logprobs=logprobs)
   params = parts.state.params
-  out["logprob"] = timed(lambda _: parts.score(params, batch), reps)
+  out["logprob"] = timed(
+    lambda _: parts.score(params, batch, shape.samples), reps
+  )
   prepared = jax.jit(parts.prepare)(batch)
-  gradient = jax.jit(parts.gradient)
-  out["loss_gradient"] = timed(lambda _: gradient(params, prepared), reps)
-  memory = gradient.lower(params, prepared).compile().memory_analysis()
+  gradient = jax.jit(parts.gradient, static_argnums=2)
+  out["loss_gradient"] = timed(
+    lambda _: gradient(params, prepared, shape.samples), reps
+  )
+  memory = (
+    gradient.lower(params, prepared, shape.samples).compile().memory_analysis()
+  )
   temporaries = memory.temp_size_in_bytes / 2**20
   out["loss_gradient"]["xla_temporaries_mib"] = round(temporaries, 1)
   phases = []

@@ -27,7 +27,7 @@ from mrl_jax import config as config_lib
 from mrl_jax import measure, records
 from mrl_jax.parallel import mesh as mesh_lib
 from mrl_jax.tasks import dataset, extract, verify
-from mrl_jax.train import checkpoint, loop
+from mrl_jax.train import checkpoint, rounds
 from mrl_jax.train import policy as policy_lib
 from mrl_jax.train import state as state_lib
 
@@ -55,7 +55,7 @@ def score(
   rows = policy_lib.sample(
     actor, params, problems, contexts, 2**32 + _ROUND, samples
   )
-  return loop.judge(pool, rows, problems, samples)
+  return rounds.judge(pool, rows, problems, samples)
 
 
 def report(

@@ -54,6 +54,18 @@ PANELS = (
   Panel("Truncated", "share of completions", r"truncated", (0, 1)),
   Panel("Unscored", "completions per round", r"unscored", (0, None)),
   Panel("Skipped updates", "since the start", r"skipped", (0, None)),
+  Panel("Weights of peers' chunks", "chi-square", r"peer/chi2", (0, None)),
+  Panel(
+    "Peers' chunks that are not one to one", "share", r"peer/split", (0, 1)
+  ),
+  Panel(
+    "Exchange", "records per round", r"exchange/(admitted|refused)", (0, None)
+  ),
+  Panel(
+    "Rescue set", "share of prompts", r"rescue/(share|expected)", (0, None)
+  ),
+  Panel("Rescued answers", "nats per token", r"rescue/nll", (0, None)),
+  Panel("Baseline moved by peers", "reward", r"values/shift(_size)?"),
 )
 # Panels that say something only when they are not 0 throughout.
 WHEN_NOT_ZERO = ("unscored", "skipped", "truncated")

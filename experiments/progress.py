@@ -8,11 +8,10 @@ compiles.
 """
 
 import os
-import pathlib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 import rich.box
 import rich.console
@@ -20,8 +19,6 @@ import rich.live
 import rich.progress_bar
 import rich.table
 import rich.text
-
-from mrl_jax.train import metrics
 
 MODES = ("auto", "live", "plain", "none")
 RECENT = 20  # rounds that the estimate of the time left looks back on
@@ -33,6 +30,10 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
   ("length", "length", ".1f"),
   ("entropy", "entropy", ".3f"),
   ("tokens_per_second", "tokens/s", ",.0f"),
+  ("exchange/published", "offered", ",.0f"),
+  ("exchange/admitted", "admitted", ",.0f"),
+  ("exchange/refused", "refused", ",.0f"),
+  ("rescue/used", "rescued", ".0f"),
   ("unscored", "unscored", ".0f"),
   ("dropped_prompts", "dropped", ".0f"),
   ("skipped", "skipped", ".0f"),
@@ -40,6 +41,14 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
 # Counts that are worth a word only when they are not 0: completions without
 # a verdict, prompts over the length limit, updates that were not finite.
 QUIET = ("unscored", "dropped_prompts", "skipped")
+# And those of policies that listen to their peers: summed over the run at
+# its end. What was offered are the records of the shipments that were read.
+EXCHANGE = (
+  ("exchange/published", "offered"),
+  ("exchange/admitted", "admitted"),
+  ("exchange/refused", "refused"),
+  ("rescue/used", "rescued"),
+)
 
 
 class Eta:
@@ -98,7 +107,7 @@ class Progress:
     if mode not in MODES:
       raise ValueError(f"progress: {mode!r}: allowed are {', '.join(MODES)}.")
     self._file = sys.stdout if file is None else file
-    self._mode = _auto(self._file) if mode == "auto" else mode
+    self._mode = screen(self._file) if mode == "auto" else mode
     self._total = total_rounds
     self._done = start
     self._clock = clock
@@ -165,13 +174,13 @@ class Progress:
     return " | ".join(parts)
 
   def _panel(self) -> rich.console.RenderableType:
-    columns = [c for c in COLUMNS if c[0] not in QUIET or self._counted(c[0])]
+    columns = [c for c in COLUMNS if self._shown(c[0])]
     table = rich.table.Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("policy")
     for _, title, _ in columns:
       table.add_column(title, justify="right")
     for policy, row in self._values.items():
-      cells = [_cell(row.get(key), form) for key, _, form in columns]
+      cells = [cell(row.get(key), form) for key, _, form in columns]
       table.add_row(rich.text.Text(policy, style="bold"), *cells)
     head = rich.table.Table.grid(padding=(0, 2, 0, 0))
     bar = rich.progress_bar.ProgressBar(
@@ -188,91 +197,11 @@ class Progress:
     )
     return rich.console.Group(head, table)
 
-  def _counted(self, key: str) -> bool:
-    return any(row.get(key) for row in self._values.values())
-
-
-class Row(NamedTuple):
-  """One policy's line of the final table; None where nothing was measured."""
-
-  policy: str
-  rounds: int
-  pass_first: float | None  # mean pass@1 of the first rounds
-  pass_last: float | None  # and of the last ones, as all that follow
-  reward: float | None
-  length: float | None  # tokens
-  entropy: float | None  # nats
-  tokens_per_second: float | None
-  unscored: float | None  # completions, over the whole run
-
-
-def summary(workdir: str | os.PathLike[str]) -> list[Row]:
-  """Reads the final table off a working directory."""
-  workdir = pathlib.Path(workdir)
-  timings = workdir / "timings.jsonl"
-  return rows(
-    metrics.read(workdir / "metrics.jsonl"),
-    metrics.read(timings) if timings.exists() else (),
-  )
-
-
-def rows(
-  records: Sequence[Mapping[str, Any]],
-  times: Sequence[Mapping[str, Any]] = (),
-  window: int = 10,
-) -> list[Row]:
-  """The final table from the records of `metrics.jsonl` and `timings.jsonl`.
-
-  First and last are means over `window` rounds, less when a run is so short
-  that they would overlap.
-  """
-  result = []
-  for policy in dict.fromkeys(record["policy"] for record in records):
-    mine = [r for r in records if r["policy"] == policy]
-    speed = [r for r in times if r["policy"] == policy]
-    size = max(1, min(window, len(mine) // 2))
-    last = mine[-size:]
-    unscored = [r["unscored"] for r in mine if r.get("unscored") is not None]
-    result.append(
-      Row(
-        policy=policy,
-        rounds=len(mine),
-        pass_first=_mean(mine[:size], "pass@1"),
-        pass_last=_mean(last, "pass@1"),
-        reward=_mean(last, "reward"),
-        length=_mean(last, "length"),
-        entropy=_mean(last, "entropy"),
-        tokens_per_second=_mean(speed[-size:], "tokens_per_second"),
-        unscored=sum(unscored) if unscored else None,
-      )
-    )
-  return result
-
-
-def table(rows: Sequence[Row], file: TextIO | None = None) -> None:
-  """Prints the final table, without colour where `file` is no terminal."""
-  file = sys.stdout if file is None else file
-  terminal = _auto(file) == "live"
-  grid = rich.table.Table(
-    box=rich.box.SIMPLE_HEAD if terminal else rich.box.ASCII2
-  )
-  grid.add_column("policy", no_wrap=True)
-  titles = ("rounds", "pass@1 first -> last", "reward", "length", "entropy")
-  for title in (*titles, "tokens/s", "unscored"):
-    grid.add_column(title, justify="right", no_wrap=True)
-  for row in rows:
-    grid.add_row(
-      rich.text.Text(row.policy, style="bold"),
-      str(row.rounds),
-      _change(row.pass_first, row.pass_last),
-      _cell(row.reward, ".3f"),
-      _cell(row.length, ".1f"),
-      _cell(row.entropy, ".3f"),
-      _cell(row.tokens_per_second, ",.0f"),
-      _cell(row.unscored, ".0f"),
-    )
-  width = None if terminal else 120
-  rich.console.Console(file=file, width=width).print(grid)
+  def _shown(self, key: str) -> bool:
+    found = [row.get(key) for row in self._values.values()]
+    if key in QUIET:
+      return any(found)
+    return key not in dict(EXCHANGE) or any(x is not None for x in found)
 
 
 def duration(seconds: float | None) -> str:
@@ -286,21 +215,12 @@ def duration(seconds: float | None) -> str:
   return f"{minutes}:{rest:02d}"
 
 
-def _auto(file: TextIO) -> str:
+def screen(file: TextIO) -> str:
+  """The display that suits a file: "live" on a terminal, else "plain"."""
   smart = os.environ.get("TERM", "dumb") != "dumb"
   return "live" if file.isatty() and smart else "plain"
 
 
-def _cell(value: float | None, form: str) -> str:
+def cell(value: float | None, form: str) -> str:
+  """A number in a table; a dash where there is none."""
   return "-" if value is None else f"{value:{form}}"
-
-
-def _change(first: float | None, last: float | None) -> str:
-  if first is None or last is None:
-    return "-"
-  return f"{first:.3f} -> {last:.3f} ({last - first:+.3f})"
-
-
-def _mean(records: Sequence[Mapping[str, Any]], key: str) -> float | None:
-  values = [r[key] for r in records if r.get(key) is not None]
-  return sum(values) / len(values) if values else None

@@ -16,12 +16,12 @@ import pathlib
 import jax
 
 from experiments import flags as flags_lib
-from experiments import models, plots, progress, tasks
+from experiments import models, plots, progress, summary, tasks
 from mrl_jax import config as config_lib
+from mrl_jax.exchange import store
 from mrl_jax.model import hf
-from mrl_jax.parallel import mesh as mesh_lib
 from mrl_jax.tasks import dataset
-from mrl_jax.train import checkpoint, loop, metrics
+from mrl_jax.train import checkpoint, loop, metrics, placement, turn
 from mrl_jax.train import policy as policy_lib
 
 
@@ -32,9 +32,10 @@ def main() -> int:
   _claim(config, workdir)
   if config.cpu_devices:
     jax.config.update("jax_num_cpu_devices", config.cpu_devices)
-  mesh = _mesh(config)
+  shares = placement.shares(config, jax.device_count())
+  meshes = placement.meshes(config, shares)
   task = tasks.load(config)
-  built = [_build(config, n, mesh) for n in range(len(config.policies))]
+  built = [_build(config, n, mesh) for n, mesh in enumerate(meshes)]
   policies = [policy for policy, _ in built]
   states = {policy.name: state for policy, state in built}
   del built
@@ -60,9 +61,10 @@ def main() -> int:
       states,
       order,
       pool,
+      _store(config, workdir),
       lambda state: metrics.Log(workdir, state=state),
       checkpoints,
-      loop.Hooks(display.phase, display.round, display.message),
+      turn.Hooks(display.phase, display.round, display.message),
     )
   _finish(config, workdir, policies, states, finished)
   return 0
@@ -81,21 +83,10 @@ def _claim(config: config_lib.Config, workdir: pathlib.Path) -> None:
   flags_lib.save(config, workdir / "run.flags")
 
 
-def _mesh(config: config_lib.Config) -> jax.sharding.Mesh:
-  try:
-    mesh = mesh_lib.make(*config.mesh)
-  except ValueError as error:
-    raise config_lib.ConfigError("mesh", config.mesh, str(error)) from None
-  spread = mesh.shape["data"] * mesh.shape["fsdp"]
-  prompts = config.prompts // config.updates // config.microbatches
-  if prompts % spread:
-    raise config_lib.ConfigError(
-      "mesh",
-      config.mesh,
-      f"data times fsdp is {spread} and must divide the {prompts} prompts of "
-      "a microbatch (--prompts / --updates / --microbatches)",
-    )
-  return mesh
+def _store(config: config_lib.Config, workdir: pathlib.Path) -> store.Store:
+  if config.exchange == "memory":
+    return store.Memory()
+  return store.Directory(config.exchange or workdir / "exchange")
 
 
 def _build(config, number, mesh):
@@ -125,7 +116,7 @@ def _finish(config, workdir, policies, states, finished) -> None:
     return
   for path in plots.plot(workdir):
     print(f"plot: {path}")
-  progress.table(progress.summary(workdir))
+  summary.table(summary.summary(workdir))
 
 
 if __name__ == "__main__":

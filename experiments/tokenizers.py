@@ -1,10 +1,11 @@
-"""Two tokenizers for chain arithmetic that cut the same text differently.
+"""Tokenizers for chain arithmetic that cut the same text differently.
 
 `char` has one id per character. `merged` reads two digits as one id ("37"),
 and an operator with the digit after it as one id ("+4"), greedily from the
-left. Both are lossless on the characters of the task, so two policies that use
-them can exchange text but not token ids. They are written as Hugging Face
-directories, which is how any other tokenizer reaches the trainer.
+left. `operator` reads only the latter as one id. All are lossless on the
+characters of the task, so policies that use them can exchange text but not
+token ids. They are written as Hugging Face directories, which is how any other
+tokenizer reaches the trainer.
 """
 
 import json
@@ -17,6 +18,9 @@ CHARACTERS = "0123456789+-*=, ;\n"
 ROLES = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
 
 
+_OPERATIONS = [(sign, digit) for sign in "+-*" for digit in "0123456789"]
+
+
 def char() -> tokenizers.Tokenizer:
   """One id per character."""
   return _bpe([])
@@ -25,7 +29,7 @@ def char() -> tokenizers.Tokenizer:
 def merged() -> tokenizers.Tokenizer:
   """Ids for 00 .. 99 and +0 .. *9 besides those of `char`."""
   tokenizer = _bpe(
-    [(operator, digit) for operator in "+-*" for digit in "0123456789"]
+    _OPERATIONS
     + [(tens, units) for tens in "0123456789" for units in "0123456789"]
   )
   # Without the split, "912" would follow the order of the merges: 9|12.
@@ -33,6 +37,11 @@ def merged() -> tokenizers.Tokenizer:
     tokenizers.Regex(r"[+*-][0-9]|[0-9]{1,2}"), behavior="isolated"
   )
   return tokenizer
+
+
+def operator() -> tokenizers.Tokenizer:
+  """Ids for +0 .. *9 besides those of `char`."""
+  return _bpe(_OPERATIONS)
 
 
 def _bpe(merges: list[tuple[str, str]]) -> tokenizers.Tokenizer:

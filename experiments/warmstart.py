@@ -32,13 +32,19 @@ from mrl_jax.train import update as update_lib
 from mrl_jax.transforms import weights
 from mrl_jax.types import Batch, Distribution
 
-KINDS = {"char": tokenizers.char, "merged": tokenizers.merged}
+KINDS = {
+  "char": tokenizers.char,
+  "merged": tokenizers.merged,
+  "operator": tokenizers.operator,
+}
+FAMILIES = ("llama", "qwen3")
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
   """How a tiny policy is made; the defaults made the packaged ones."""
 
+  family: str = "llama"  # the architecture: one of FAMILIES
   steps: int = 3000  # at most
   until: float = 0.45  # stop once the mean loss of 50 steps is below, nats
   batch: int = 128
@@ -83,7 +89,8 @@ def make(kind: str, out: pathlib.Path, recipe: Recipe) -> list[float]:
   values = []
   with jax.set_mesh(mesh):
     for step in rich_progress.track(range(recipe.steps), description=kind):
-      state, report = update(state, _batch(task, tokenizer, step, recipe.batch))
+      rows = _batch(task, tokenizer, step, recipe.batch)
+      state, report = update(state, rows, 1)
       values.append(float(report["loss"]))
       if len(values) >= 50 and np.mean(values[-50:]) < recipe.until:
         break
@@ -96,7 +103,7 @@ def model_config(
 ) -> dict[str, object]:
   """The config.json of a tiny policy over the tokenizer."""
   return {
-    "model_type": "llama",
+    "model_type": recipe.family,
     "hidden_size": recipe.width,
     "intermediate_size": recipe.mlp,
     "num_hidden_layers": recipe.layers,
@@ -155,7 +162,8 @@ def main() -> int:
 if __name__ == "__main__":
   flags.DEFINE_enum("tokenizer", "char", sorted(KINDS), "Which tokenizer.")
   flags.DEFINE_string("out", None, "Folder to write.", required=True)
-  for field in dataclasses.fields(Recipe):
+  flags.DEFINE_enum("family", "llama", FAMILIES, "The architecture.")
+  for field in dataclasses.fields(Recipe)[1:]:
     is_float = isinstance(field.default, float)
     define = flags.DEFINE_float if is_float else flags.DEFINE_integer
     define(field.name, field.default, f"{field.name} of the recipe.")

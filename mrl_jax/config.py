@@ -14,7 +14,10 @@ from typing import Any
 from mrl_jax import config_checks
 from mrl_jax.config_checks import ConfigError
 
-RECIPES = ("grpo", "dr_grpo")
+RECIPES = ("grpo", "dr_grpo", "prp", "xgrpo", "sgt")  # joined by +
+PRP_MODES = ("behavior", "decoupled", "recompute")
+SPREADS = ("bytes", "chunk")
+EXECUTORS = ("inline", "partition")
 LOSSES = ("policy_gradient", "gspo", "cispo", "reinforce")
 REDUCTIONS = ("token_mean", "sequence_mean", "constant_mean")
 CORRECTIONS = (
@@ -79,7 +82,9 @@ class Config:
 
   rounds: int = _field(100, "Rounds: generate, score, update.")
   prompts: int = _field(32, "Prompts per round.")
-  samples: int = _field(8, "Completions per prompt (G).")
+  samples: tuple[int, ...] = _field(
+    (8,), "Completions per prompt (G), per policy."
+  )
   updates: int = _field(1, "Optimiser steps per round.")
   microbatches: int = _field(1, "Gradient accumulation steps per update.")
   rows: int = _field(0, "Most rows decoded at a time; 0: all at once.")
@@ -88,7 +93,9 @@ class Config:
   top_p: float = _field(1.0, "Sample from the nucleus of this mass.")
 
   recipe: tuple[str, ...] = _field(
-    ("grpo",), "Training recipe, per policy.", RECIPES
+    ("grpo",),
+    "Training recipe, per policy; probes combine as in xgrpo+sgt.",
+    RECIPES,
   )
   loss: tuple[str, ...] = _field(
     ("policy_gradient",), "Token loss, per policy.", LOSSES
@@ -128,6 +135,43 @@ class Config:
     "Replace the sampler's log-probs by the trainer's at stage start.",
   )
 
+  exchange: str = _field(
+    "",
+    "Where policies exchange records: a folder or bucket, or memory; "
+    "default: exchange/ in --workdir. Made only if a recipe listens.",
+  )
+  staleness: int = _field(
+    0, "Rounds that a peer's record may be old; 0: this round's only."
+  )
+  deadline: float = _field(
+    600.0, "Seconds that a round waits for peers that are late."
+  )
+  prp_mode: str = _field(
+    "behavior",
+    "What PRP weighs a peer's token against: the peer (behavior), this "
+    "policy under the chunk's weight (decoupled), or without (recompute).",
+    PRP_MODES,
+  )
+  peer_samples: int = _field(
+    0, "The peers' rollouts per prompt in PRP; 0: as many as own ones."
+  )
+  peer_dual_clip: float = _field(
+    3.0, "Bound on the loss of the peers' negative rows, as a ratio."
+  )
+  peer_cap: float = _field(2.0, "Cap of the chunk weights of decoupled PRP.")
+  spread: str = _field(
+    "bytes",
+    "How a source token's log-prob is shared: over its bytes or its chunk.",
+    SPREADS,
+  )
+  xgrpo_mix: float = _field(
+    -1.0, "The peers' share of XGRPO's baseline; -1: that of the union."
+  )
+  rescue_weight: float = _field(
+    0.1, "Weight of the log-likelihood of a peer's success in SGT."
+  )
+  rescue_samples: int = _field(1, "Successes imitated per rescued prompt.")
+
   lr: tuple[float, ...] = _field((1e-6,), "Peak learning rate, per policy.")
   lr_schedule: str = _field("constant", "After the warm-up.", LR_SCHEDULES)
   lr_warmup: int = _field(0, "Updates of linear warm-up.")
@@ -138,6 +182,23 @@ class Config:
 
   mesh: tuple[int, ...] = _field(
     (-1, 1, 1), "Devices along data,fsdp,tensor; -1: all that remain."
+  )
+  executor: str = _field(
+    "inline",
+    "inline: policies take turns; partition: a thread each, on its own "
+    "devices.",
+    EXECUTORS,
+  )
+  shares: tuple[int, ...] = _field(
+    (),
+    "Devices of each policy; default: all for each where they take turns, "
+    "else equal shares.",
+  )
+  offload: bool = _field(
+    False, "Keep the idle policies' states in host memory (inline)."
+  )
+  replan_every: int = _field(
+    0, "Rounds between new shares from measured times (partition); 0: never."
   )
   cpu_devices: int = _field(0, "Emulate this many CPU devices; 0: off.")
 
@@ -179,6 +240,11 @@ RESUMABLE = frozenset(
     "workdir",
     "rounds",
     "mesh",
+    "executor",
+    "shares",
+    "offload",
+    "exchange",
+    "deadline",
     "cpu_devices",
     "save_every",
     "keep",

@@ -36,7 +36,10 @@ def _check_names(config: Any) -> None:
     if names is None:
       continue
     value = getattr(config, field.name)
-    for item in value if isinstance(value, tuple) else (value,):
+    items = value if isinstance(value, tuple) else (value,)
+    if field.name == "recipe":
+      items = [part for item in items for part in item.split("+")]
+    for item in items:
       if item not in names:
         raise ConfigError(field.name, value, f"allowed: {', '.join(names)}")
 
@@ -46,7 +49,6 @@ _LEAST = {
   "completion_limit": 1,
   "rounds": 1,
   "prompts": 1,
-  "samples": 2,
   "updates": 1,
   "microbatches": 1,
   "rows": 0,
@@ -60,6 +62,12 @@ _LEAST = {
   "weight_decay": 0.0,
   "clip_norm": 0.0,
   "cpu_devices": 0,
+  "staleness": 0,
+  "deadline": 0.0,
+  "peer_samples": 0,
+  "rescue_weight": 0.0,
+  "rescue_samples": 1,
+  "replan_every": 0,
   "save_every": 0,
   "keep": 1,
   "verifier_workers": 1,
@@ -70,15 +78,26 @@ def _check_numbers(config: Any) -> None:
   for name, least in _LEAST.items():
     value = getattr(config, name)
     if not value >= least:
-      why = " (a group's baseline needs company)" if name == "samples" else ""
-      raise ConfigError(name, value, f"must be at least {least}{why}")
-  for name in ("temperature", "verifier_deadline"):
+      raise ConfigError(name, value, f"must be at least {least}")
+  if any(number < 2 for number in config.samples):
+    raise ConfigError(
+      "samples",
+      config.samples,
+      "must be at least 2 (a group's baseline needs company)",
+    )
+  if config.xgrpo_mix != -1 and not 0 <= config.xgrpo_mix <= 1:
+    raise ConfigError("xgrpo_mix", config.xgrpo_mix, "must be in [0, 1] or -1")
+  for name in ("temperature", "verifier_deadline", "peer_cap"):
     if not getattr(config, name) > 0:
       raise ConfigError(name, getattr(config, name), "must be above 0")
   if not 0 < config.top_p <= 1:
     raise ConfigError("top_p", config.top_p, "must be in (0, 1]")
   if config.clip_low > 1:
     raise ConfigError("clip_low", config.clip_low, "must be in [0, 1]")
+  if not config.peer_dual_clip > 1:
+    raise ConfigError(
+      "peer_dual_clip", config.peer_dual_clip, "must be above 1"
+    )
   if config.dual_clip and config.dual_clip <= 1:
     raise ConfigError("dual_clip", config.dual_clip, "must be 0 or above 1")
   for name in ("b1", "b2"):
@@ -105,10 +124,46 @@ def _check_policies(config: Any) -> None:
   names = config.policy_names()
   if len(set(names)) != count or not all(names):
     raise ConfigError("names", names, "must be unique; give them explicitly")
-  for name in ("recipe", "loss", "lr"):
+  for name in ("recipe", "loss", "lr", "samples"):
     value = getattr(config, name)
     if len(value) not in (1, count):
       raise ConfigError(name, value, f"must be 1 value or {count}, one each")
+  for recipe in config.recipe:
+    _check_recipe(config, recipe.split("+"), count)
+  _check_shares(config, count)
+
+
+_PROBES = ("prp", "xgrpo", "sgt")
+
+
+def _check_recipe(config: Any, parts: list[str], count: int) -> None:
+  probes = [part for part in parts if part in _PROBES]
+  why = ""
+  if len(set(parts)) < len(parts):
+    why = "names a part twice"
+  elif {"grpo", "dr_grpo"} <= set(parts):
+    why = "grpo or dr_grpo, not both"
+  elif {"prp", "xgrpo"} <= set(parts):
+    why = "prp's groups hold the peers' rewards already; xgrpo adds nothing"
+  elif probes and count < 2:
+    why = f"{probes[0]} learns from peers; name more than one of --policies"
+  if why:
+    raise ConfigError("recipe", config.recipe, why)
+
+
+def _check_shares(config: Any, count: int) -> None:
+  if config.shares and len(config.shares) != count:
+    raise ConfigError("shares", config.shares, f"must be {count} numbers")
+  if any(share < 1 for share in config.shares):
+    raise ConfigError("shares", config.shares, "must be at least 1 each")
+  if config.executor == "inline" and config.replan_every:
+    raise ConfigError(
+      "replan_every", config.replan_every, "needs --executor=partition"
+    )
+  if config.executor == "partition" and config.offload:
+    raise ConfigError(
+      "offload", "true", "needs --executor=inline: no state is idle"
+    )
 
 
 def _check_division(config: Any) -> None:
@@ -126,7 +181,9 @@ def _check_division(config: Any) -> None:
       f"must divide the {prompts} prompts of an update "
       "(--prompts / --updates): a group is never split",
     )
-  if 0 < config.rows < config.samples:
+  if 0 < config.rows < max(config.samples):
     raise ConfigError(
-      "rows", config.rows, f"must be 0 or at least --samples={config.samples}"
+      "rows",
+      config.rows,
+      f"must be 0 or at least --samples={max(config.samples)}",
     )

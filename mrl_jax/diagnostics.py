@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mrl_jax import losses
-from mrl_jax.kernels import surrogate
+from mrl_jax.kernels import realign, surrogate
 from mrl_jax.types import Batch, Scores, Source
 
 
@@ -32,7 +32,13 @@ class Sums(NamedTuple):
   ratio_square: Any
   kl: Any  # sum of exp(d) - 1 - d
   entropy: Any
+  logprob: Any
   ref_kl: Any  # k3 to the reference, or None
+  # Of the peers' rows that have a trace: w is the ratio of a whole chunk
+  # between this policy and the peer; None without any.
+  chunks: Any = None
+  weight: Any = None
+  weight_square: Any = None
 
 
 def measure(scores: Scores, batch: Batch) -> Sums:
@@ -57,6 +63,10 @@ def measure(scores: Scores, batch: Batch) -> Sums:
   distance = jnp.abs(d)
   furthest = jax.ops.segment_max(distance.max(-1), batch.source, len(Source))
   rows = mask.any(-1).astype(jnp.float32)
+  chunks = weight = weight_square = None
+  if batch.trace is not None:
+    ends, w = _chunk_weights(scores, batch, mask)
+    chunks, weight, weight_square = map(total, (ends, ends * w, ends * w * w))
   return Sums(
     rows=jax.ops.segment_sum(rows, batch.source, len(Source)),
     tokens=total(mask),
@@ -71,8 +81,26 @@ def measure(scores: Scores, batch: Batch) -> Sums:
     # The samples are the behaviour's, so this estimates KL(behaviour||policy).
     kl=total(surrogate.k3(batch.behavior_logprobs, scores.logprobs)),
     entropy=total(scores.entropies),
+    logprob=total(scores.logprobs),
     ref_kl=None if ref_kl is None else total(ref_kl),
+    chunks=chunks,
+    weight=weight,
+    weight_square=weight_square,
   )
+
+
+def _chunk_weights(scores: Scores, batch: Batch, mask):
+  """Where a peer's chunk ends, and exp(sum_{j in c} lp_j - L_c) there.
+
+  Compares with the peer itself, whatever the loss takes for the behaviour.
+  """
+  trace = batch.trace
+  apart = jnp.where(mask, scores.logprobs - realign.collect(trace), 0.0)
+  ratios = surrogate.ratios(realign.chunk_sums(apart, trace), 10.0)
+  steps = jax.lax.broadcasted_iota(jnp.int32, mask.shape, 1)
+  ends = mask & (steps + 1 == trace.chunk_stop)
+  ends &= (batch.source == int(Source.PEER))[:, None]
+  return ends.astype(jnp.float32), jnp.where(ends, ratios, 0.0)
 
 
 def zeros(like: Sums) -> Sums:
@@ -92,13 +120,17 @@ def summarize(sums: Sequence[Sums]) -> dict[str, float]:
 
   For own rows "clip_low", "clip_high" (shares of the tokens of negative and
   of positive advantage), "log_ratio_mean", "log_ratio_max" (of |d|), "ess"
-  ((sum r)^2 / (N sum r^2)), "kl", "entropy" and, with a reference, "ref_kl";
-  for other sources the same behind "peer/", "rescue/" or "regen/". A source
+  ((sum r)^2 / (N sum r^2)), "kl", "entropy", "nll" (mean -log p) and, with a
+  reference, "ref_kl"; for other sources the same behind "peer/", "rescue/" or
+  "regen/". Peers' rows also have "chi2" (mean w^2 - 1) and "chunk_ess", of
+  the weights of whole chunks against the peer that sampled them. A source
   without tokens is left out; a share of nothing is 0.
   """
   values: dict[str, float] = {}
   if not sums:
     return values
+  if any(s.chunks is not None for s in sums):
+    sums = [s if s.chunks is not None else _no_chunks(s) for s in sums]
   stacked = jax.tree.map(
     lambda *x: np.stack([np.asarray(y, np.float64) for y in x]), *sums
   )
@@ -109,8 +141,17 @@ def summarize(sums: Sequence[Sums]) -> dict[str, float]:
     if not one.tokens:
       continue
     prefix = "" if source == Source.OWN else f"{source.name.lower()}/"
-    values.update({prefix + k: v for k, v in _numbers(one).items()})
+    numbers = _numbers(one)
+    if source == Source.RESCUE:  # text without log-probs: no ratio
+      numbers = {k: numbers[k] for k in ("nll", "entropy")}
+    values.update({prefix + k: v for k, v in numbers.items()})
   return values
+
+
+def _no_chunks(sums: Sums) -> Sums:
+  """Of an update in which no peer's row had a trace."""
+  nothing = np.zeros(len(Source))
+  return sums._replace(chunks=nothing, weight=nothing, weight_square=nothing)
 
 
 def _numbers(one: Sums) -> dict[str, float]:
@@ -122,7 +163,11 @@ def _numbers(one: Sums) -> dict[str, float]:
     "ess": one.ratio**2 / (one.tokens * one.ratio_square),
     "kl": one.kl / one.tokens,
     "entropy": one.entropy / one.tokens,
+    "nll": -one.logprob / one.tokens,
   }
+  if one.chunks:
+    values["chi2"] = one.weight_square / one.chunks - 1.0
+    values["chunk_ess"] = one.weight**2 / (one.chunks * one.weight_square)
   if one.ref_kl is not None:
     values["ref_kl"] = one.ref_kl / one.tokens
   return values

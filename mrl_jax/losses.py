@@ -71,7 +71,9 @@ def log_ratios(scores: Scores, batch: Batch) -> Float[Array, "B T"]:
   return scores.logprobs - batch.behavior_logprobs
 
 
-def policy_gradient(dual_clip: float | None = None) -> TokenLoss:
+def policy_gradient(
+  dual_clip: float | None = None, bound: float = surrogate.BOUND
+) -> TokenLoss:
   """The clipped surrogate; see `surrogate.clipped`."""
   if dual_clip is not None and not dual_clip > 1:
     raise ValueError(f"dual_clip={dual_clip} must be above 1, or None")
@@ -83,6 +85,7 @@ def policy_gradient(dual_clip: float | None = None) -> TokenLoss:
       batch.clip_low,
       batch.clip_high,
       dual_clip,
+      bound,
     )
 
   return loss

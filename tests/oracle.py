@@ -80,3 +80,25 @@ def m2po(log_ratios, mask, limit):
   while keep.any() and squares[keep].mean() > limit:
     keep &= squares < squares[keep].max()
   return keep
+
+
+def mixed_advantages(own, peers, mix=None, ddof=1, eps=1e-6):
+  """XGRPO's advantages of one group, each peer's reward counted k times."""
+  own, peers = np.asarray(own, np.float64), np.asarray(peers, np.float64)
+  if len(peers) == 0:
+    mix = 0.0
+  elif mix is None:
+    mix = len(peers) / (len(own) + len(peers))
+  every = np.concatenate([own, peers]) if mix else own
+  if every.max() - every.min() <= 1e-6:
+    return np.zeros(len(own))
+  shares = [np.full(len(own), (1 - mix) / len(own))]
+  if len(peers):
+    shares.append(np.full(len(peers), mix / len(peers)))
+  values, shares = np.concatenate([own, peers]), np.concatenate(shares)
+  baseline = (shares * values).sum()
+  variance = (shares * (values - baseline) ** 2).sum()
+  if mix < 1:
+    n = len(own) / (1 - mix)
+    variance *= n / (n - ddof)
+  return (own - baseline) / (np.sqrt(variance) + eps)

@@ -8,10 +8,15 @@ import sys
 
 import jax
 
-from experiments import tokenizers, warmstart
+from experiments import tasks, tokenizers, warmstart
+from mrl_jax import config as config_lib
+from mrl_jax.exchange import store
 from mrl_jax.model import hf, transformer
 from mrl_jax.model import spec as spec_lib
+from mrl_jax.tasks import dataset
 from mrl_jax.text import tokenizer as tokenizer_lib
+from mrl_jax.train import checkpoint, loop, metrics, placement, turn
+from mrl_jax.train import policy as policy_lib
 
 ROOT = pathlib.Path(__file__).parent.parent
 TINY = dataclasses.replace(
@@ -85,3 +90,33 @@ def run(arguments: list[str]) -> subprocess.CompletedProcess:
     text=True,
     check=False,
   )
+
+
+def train(
+  config: config_lib.Config, store_: store.Store
+) -> tuple[dict[str, list[dict]], turn.States]:
+  """A whole run in this process; its metrics by policy, and final states."""
+  workdir = pathlib.Path(config.workdir)
+  shares = placement.shares(config, jax.device_count())
+  meshes = placement.meshes(config, shares)
+  task = tasks.load(config)
+  built = [policy_lib.build(config, n, mesh) for n, mesh in enumerate(meshes)]
+  with (
+    tasks.pool(config, task) as pool,
+    checkpoint.Checkpoints(workdir / "checkpoints", 1) as checkpoints,
+  ):
+    states, _ = loop.run(
+      config,
+      [policy for policy, _ in built],
+      {policy.name: state for policy, state in built},
+      dataset.Order(task, config.seed),
+      pool,
+      store_,
+      lambda state: metrics.Log(workdir, state=state),
+      checkpoints,
+      turn.Hooks(*(lambda *_: None,) * 3),
+    )
+  found: dict[str, list[dict]] = {}
+  for record in metrics.read(workdir / "metrics.jsonl"):
+    found.setdefault(record["policy"], []).append(record)
+  return found, states

@@ -23,7 +23,7 @@ def make(**changes):
     ("kl", "K3", "allowed: k1, k2, k3"),
     ("recipe", ("grpo", "gpro"), "allowed: grpo"),
     ("correction", "TIS", "allowed: none, tis_token"),
-    ("samples", 1, "at least 2"),
+    ("samples", (1,), "at least 2"),
     ("microbatches", 7, "must divide the 32 prompts"),
     ("updates", 5, "must divide --prompts=32"),
     ("rows", 4, "at least --samples=8"),
@@ -47,6 +47,22 @@ def make(**changes):
     ("task_args", "{", "task_args"),
     ("b1", 1.0, "in [0, 1)"),
     ("rounds", 0, "at least 1"),
+    ("recipe", ("sgt+gtp",), "allowed: grpo, dr_grpo, prp, xgrpo, sgt"),
+    ("recipe", ("sgt+sgt",), "twice"),
+    ("recipe", ("prp+xgrpo",), "xgrpo adds nothing"),
+    ("recipe", ("grpo+dr_grpo",), "not both"),
+    ("samples", (4, 8, 8), "1 value or 2"),
+    ("xgrpo_mix", 1.5, "in [0, 1] or -1"),
+    ("prp_mode", "off", "allowed: behavior, decoupled, recompute"),
+    ("spread", "token", "allowed: bytes, chunk"),
+    ("peer_dual_clip", 0.5, "above 1"),
+    ("peer_cap", 0.0, "above 0"),
+    ("staleness", -1, "at least 0"),
+    ("deadline", -1.0, "at least 0"),
+    ("shares", (1,), "must be 2 numbers"),
+    ("shares", (0, 1), "at least 1"),
+    ("replan_every", 2, "--executor=partition"),
+    ("executor", "both", "allowed: inline, partition"),
   ],
 )
 def test_a_bad_value_names_field_value_and_what_is_allowed(field, value, part):
@@ -112,7 +128,17 @@ def test_division_is_exact_for_all_small_shapes():
     fits = prompts % updates == 0 and (prompts // updates) % micro == 0
     values = {"prompts": prompts, "updates": updates, "microbatches": micro}
     if fits:
-      assert make(samples=2, **values)
+      assert make(samples=(2,), **values)
     else:
       with pytest.raises(config_lib.ConfigError):
-        make(samples=2, **values)
+        make(samples=(2,), **values)
+
+
+def test_a_probe_needs_a_peer():
+  with pytest.raises(config_lib.ConfigError, match="more than one"):
+    make(policies=("a",), recipe=("sgt",))
+
+
+def test_idle_states_exist_only_where_policies_take_turns():
+  with pytest.raises(config_lib.ConfigError, match="--offload"):
+    make(offload=True, executor="partition")

@@ -10,8 +10,9 @@ from mrl_jax import config as config_lib
 from mrl_jax import records
 from mrl_jax.tasks import dataset, verifiers, verify
 from mrl_jax.text import tokenizer as tokenizer_lib
-from mrl_jax.train import loop
 from mrl_jax.train import policy as policy_lib
+from mrl_jax.train import report
+from mrl_jax.train import rounds as rounds_lib
 from tests import test_collate
 
 
@@ -21,7 +22,7 @@ def policy(tmp_path_factory):
   tokenizers.write(directory, tokenizers.char())
   tokenizer = tokenizer_lib.load(str(directory))
   actor = policy_lib.Actor("p", "", None, tokenizer, None, None, None)
-  return policy_lib.Policy("p", actor, None, None, None, None, None, None)
+  return policy_lib.Policy("p", 0, 2, actor, *(None,) * 7)
 
 
 def task(size, long=()):
@@ -38,10 +39,12 @@ def config(**changes):
 
 
 def rounds(order, policy, count, cursor=None):
-  cursor = cursor or loop.Cursor()
+  cursor = cursor or rounds_lib.Cursor()
   taken = []
   for _ in range(count):
-    problems, contexts, cursor = loop.take(config(), [policy], order, cursor)
+    problems, contexts, cursor = rounds_lib.take(
+      config(), [policy], order, cursor
+    )
     assert len(contexts["p"]) == len(problems) == 4
     taken.append([p.id for p in problems])
   return taken, cursor
@@ -65,7 +68,7 @@ def test_a_run_that_stops_takes_the_same_prompts_afterwards(policy):
   order = dataset.Order(task(10), 3)
   whole, end = rounds(order, policy, 9)
   first, cursor = rounds(order, policy, 3)
-  stored = loop.Cursor(**cursor._asdict())
+  stored = rounds_lib.Cursor(**cursor._asdict())
   rest, again = rounds(dataset.Order(task(10), 3), policy, 6, stored)
   assert first + rest == whole
   assert again == end
@@ -81,7 +84,7 @@ def test_a_prompt_over_the_limit_is_skipped_and_counted(policy):
 def test_no_prompt_that_fits_is_an_error_and_no_endless_loop(policy):
   order = dataset.Order(task(6, long=range(6)), 0)
   with pytest.raises(config_lib.ConfigError, match="--prompt_limit=20"):
-    loop.take(config(), [policy], order, loop.Cursor())
+    rounds_lib.take(config(), [policy], order, rounds_lib.Cursor())
 
 
 def test_a_round_nothing_of_which_was_scored_has_finite_counts():
@@ -90,7 +93,7 @@ def test_a_round_nothing_of_which_was_scored_has_finite_counts():
       reward=math.nan, outcome=verify.Outcome.timeout.value
     )
   ] * 4
-  values = loop.summarize(records.Round("p", 0, tuple(rows)), [], 2)
+  values = report.summarize(records.Round("p", 0, tuple(rows)), [], 2)
   assert values["unscored"] == 4
   assert values["outcome/timeout"] == 4
   assert values["pass@1"] == values["pass@2"] == 0
@@ -101,6 +104,6 @@ def test_a_round_nothing_of_which_was_scored_has_finite_counts():
 def test_degenerate_groups_are_those_of_equal_rewards():
   rewards = [0.1, 0.1, 0.0, 1.0, math.nan, 1.0]
   rows = [test_collate.rollout([1])._replace(reward=r) for r in rewards]
-  values = loop.summarize(records.Round("p", 0, tuple(rows)), [], 2)
+  values = report.summarize(records.Round("p", 0, tuple(rows)), [], 2)
   assert values["degenerate"] == pytest.approx(2 / 3)
   assert values["unscored"] == 1

@@ -8,7 +8,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from experiments import plots, progress, rollouts
+from experiments import plots, progress, rollouts, summary
 from mrl_jax.train import metrics
 
 
@@ -180,7 +180,7 @@ def test_unknown_mode_names_the_allowed_ones():
 
 
 def test_summary_compares_first_and_last_rounds(tmp_path):
-  rows = progress.summary(_run(tmp_path, rounds=30))
+  rows = summary.summary(_run(tmp_path, rounds=30))
   assert [row.policy for row in rows] == ["char", "merged"]
   row = rows[0]
   assert row.rounds == 30 and row.unscored == 15
@@ -192,16 +192,16 @@ def test_summary_compares_first_and_last_rounds(tmp_path):
 
 
 def test_summary_of_a_short_run_does_not_overlap(tmp_path):
-  row = progress.summary(_run(tmp_path, rounds=3))[0]
+  row = summary.summary(_run(tmp_path, rounds=3))[0]
   assert (row.pass_first, row.pass_last) == (0.0, 0.02)
-  row = progress.summary(_run(tmp_path, rounds=1))[0]
+  row = summary.summary(_run(tmp_path, rounds=1))[0]
   assert row.pass_first == row.pass_last == 0.0
-  assert progress.summary(_run(tmp_path, rounds=0)) == []
+  assert summary.summary(_run(tmp_path, rounds=0)) == []
 
 
 def test_table_is_plain_text(tmp_path):
   file = io.StringIO()
-  progress.table(progress.summary(_run(tmp_path, rounds=30)), file)
+  summary.table(summary.summary(_run(tmp_path, rounds=30)), file)
   text = file.getvalue()
   assert text.isascii() and "\x1b" not in text
   line = next(line for line in text.splitlines() if "merged" in line)

@@ -88,12 +88,11 @@ def step(mesh, rows, microbatches=1, share=1, updates=1):
     state_lib.of(optimizer, placed, mesh),
     mesh,
     microbatches=microbatches,
-    share=share,
     **OPTIONS,
   )
   with jax.set_mesh(mesh):
     for _ in range(updates):
-      state, report = update(state, rows)
+      state, report = update(state, rows, share)
   return jax.device_get(state), jax.device_get(report)
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from mrl_jax.types import Moments
+from mrl_jax.types import Moments, Peers
 
 
 def grouped(
@@ -81,16 +81,71 @@ def standardize(
   Liu et al. 2025 (Dr.GRPO, normalize=False),
   https://arxiv.org/abs/2503.20783.
   """
-  x = jnp.where(valid, values, 0.0)
-  count = _sum(valid.astype(jnp.float32), group)
-  centers = _sum(x, group) / jnp.maximum(count, 1.0)
-  centered = jnp.where(valid, x - centers[group], 0.0)
+  count, centers = _centers(values, group, valid)
+  centered = jnp.where(valid, values - centers[group], 0.0)
   live = spread(values, group, valid)[group] > degenerate_range
   if normalize:
     squares = _sum(centered * centered, group)
     stds = jnp.sqrt(squares / jnp.maximum(count - ddof, 1.0))
     centered = centered / (stds[group] + eps)
   return jnp.where(live & valid, centered, 0.0)
+
+
+def standardize_mixed(
+  values: Float[Array, "B"],
+  group: Int[Array, "B"],
+  valid: Bool[Array, "B"],
+  peers: Peers,
+  mix: float | None = None,
+  *,
+  ddof: int = 1,
+  eps: float = 1e-6,
+  normalize: bool = True,
+  degenerate_range: float = 1e-6,
+) -> Float[Array, "B"]:
+  """Each row's value against a baseline that the peers share in.
+
+  b = (1 - a) m_own + a m_peer
+  s^2 = ((1 - a) (v_own + (m_own - b)^2) + a (v_peer + (m_peer - b)^2))
+        n / (n - ddof),  n = n_own / (1 - a)
+  A_i = (x_i - b) / (s + eps)
+
+  These are the statistics of the union once each of the peers' rewards
+  counts k = a n_own / ((1 - a) n_peer) times, so ddof enters once: `mix`
+  None is k = 1, the plain union, and 0 is `standardize`. A group without
+  peers has a = 0. Exactly 0 where own rows and peers are all alike.
+
+  Mutual RL 2026 (XGRPO), https://arxiv.org/abs/2605.07244.
+  """
+  count, centers = _centers(values, group, valid)
+  own, n = centers[group], count[group]
+  if mix is None:
+    a = peers.count / jnp.maximum(n + peers.count, 1.0)
+  else:
+    a = jnp.full_like(values, mix)
+  a = jnp.where(peers.count > 0, a, 0.0)
+  baseline = (1 - a) * own + a * jnp.where(a > 0, peers.mean, 0.0)
+  centered = jnp.where(valid, values - baseline, 0.0)
+  apart = jnp.abs(peers.mean - own) > degenerate_range
+  wide = jnp.sqrt(peers.variance) > degenerate_range
+  live = spread(values, group, valid)[group] > degenerate_range
+  live |= (a > 0) & (apart | wide)
+  if normalize:
+    deviations = jnp.where(valid, values - own, 0.0)
+    squares = _sum(deviations * deviations, group)[group]
+    squares = (1 - a) * (squares + n * (own - baseline) ** 2)
+    theirs = peers.variance + (peers.mean - baseline) ** 2
+    squares += a * n * jnp.where(a > 0, theirs, 0.0)
+    left = jnp.maximum(n - ddof * (1 - a), jnp.where(a > 0, 1e-3, 1.0))
+    centered = centered / (jnp.sqrt(squares / left) + eps)
+  return jnp.where(live & valid, centered, 0.0)
+
+
+def _centers(values, group, valid):
+  """Count and mean of each group's valid rows."""
+  count = _sum(valid.astype(jnp.float32), group)
+  total = _sum(jnp.where(valid, values, 0.0), group)
+  return count, total / jnp.maximum(count, 1.0)
 
 
 def _sum(values, group):

@@ -26,6 +26,7 @@ def clipped(
   clip_low: Float[Array, "B"],
   clip_high: Float[Array, "B"],
   dual_clip: float | None = None,
+  bound: float = BOUND,
 ) -> Float[Array, "B T"]:
   """PPO's clipped surrogate as a loss, with a window per row.
 
@@ -37,7 +38,7 @@ def clipped(
   al. 2020 (dual clip), https://arxiv.org/abs/1912.09729, equation 5; Yu et
   al. 2025 (asymmetric window), https://arxiv.org/abs/2503.14476.
   """
-  r = ratios(log_ratios)
+  r = ratios(log_ratios, bound)
   plain = r * advantages
   inside = jnp.clip(r, 1 - clip_low[:, None], 1 + clip_high[:, None])
   limited = inside * advantages

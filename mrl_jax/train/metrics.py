@@ -1,11 +1,13 @@
-"""What a run writes down: three JSON-lines files and TensorBoard events.
+"""What a run writes down: four JSON-lines files and TensorBoard events.
 
-`metrics.jsonl` and `rollouts.jsonl` hold only what the seed determines, so
-two runs of one configuration can be compared byte by byte; everything that a
-clock or an allocator measures goes to `timings.jsonl` instead. The files are
-cut back to the byte offsets that a checkpoint recorded when a run resumes,
-so a run that was killed and continued leaves the same files as one that never
-stopped. TensorBoard cannot be cut: it is told which rounds to forget.
+`metrics.jsonl`, `rollouts.jsonl` and `exchange.jsonl` (which of the peers'
+records were used, and why the others were not) hold only what the seed
+determines, so two runs of one configuration can be compared byte by byte;
+everything that a clock or an allocator measures goes to `timings.jsonl`
+instead. The files are cut back to the byte offsets that a checkpoint recorded
+when a run resumes, so a run that was killed and continued leaves the same
+files as one that never stopped. TensorBoard cannot be cut: it is told which
+rounds to forget.
 """
 
 import json
@@ -19,7 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import tensorboardX
 
-FILES = ("metrics", "timings", "rollouts")
+FILES = ("metrics", "timings", "rollouts", "exchange")
 
 
 class Log:
@@ -79,6 +81,11 @@ class Log:
     """Appends one line per completion."""
     if self._writer:
       self._append("rollouts", records)
+
+  def exchange(self, records: Iterable[Mapping[str, Any]]) -> None:
+    """Appends one line per peer that a policy listened to."""
+    if self._writer:
+      self._append("exchange", records)
 
   def state(self) -> dict[str, int]:
     """Makes what was written durable; returns what resuming needs."""

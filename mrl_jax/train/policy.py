@@ -5,7 +5,7 @@ jitted functions of training (generate, score, update) for it. The policy
 itself never changes; its `TrainState` is passed in and out.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +15,7 @@ import optax
 
 from mrl_jax import collate, recipes, records
 from mrl_jax import config as config_lib
+from mrl_jax.exchange import publish
 from mrl_jax.model import hf, transformer
 from mrl_jax.parallel import sharding
 from mrl_jax.sampling import engine
@@ -23,7 +24,7 @@ from mrl_jax.text import prompts as prompts_lib
 from mrl_jax.text import tokenizer as tokenizer_lib
 from mrl_jax.train import state as state_lib
 from mrl_jax.train import update as update_lib
-from mrl_jax.types import Batch, Distribution, Scores
+from mrl_jax.types import Batch, Distribution
 
 
 class Actor(NamedTuple):
@@ -42,11 +43,14 @@ class Policy(NamedTuple):
   """What stays fixed about a policy during a run."""
 
   name: str
+  number: int  # in the configuration
+  samples: int  # G
   actor: Actor
   recipe: recipes.Recipe
+  member: publish.Member
   mesh: jax.sharding.Mesh
   shardings: state_lib.TrainState
-  score: Callable[[Any, Batch], Scores]
+  score: update_lib.Score
   update: update_lib.Update
   reference: Any  # parameters of the initial policy, or None
 
@@ -63,6 +67,10 @@ def load_actor(
   model, params = hf.load(
     directory, mesh, compute_dtype=config.dtype, remat=config.remat
   )
+  return _actor(config, number, mesh, samples, model, tokenizer), params
+
+
+def _actor(config, number, mesh, samples, model, tokenizer) -> Actor:
   allowed = tokenizer.allowed(model.spec.vocab)
   distribution = Distribution(config.temperature, config.top_k, config.top_p)
   generate = engine.make(
@@ -76,46 +84,81 @@ def load_actor(
     seed=config.seed,
     rows=config.rows,
   )
-  name = config.policy_names()[number]
-  actor = Actor(
+  name, directory = config.policy_names()[number], config.policies[number]
+  return Actor(
     name, directory, model, tokenizer, allowed, distribution, generate
   )
-  return actor, params
 
 
 def build(
   config: config_lib.Config, number: int, mesh: jax.sharding.Mesh
 ) -> tuple[Policy, state_lib.TrainState]:
   """Loads policy `number` of the run and its training functions."""
-  actor, params = load_actor(config, number, mesh, config.samples)
-  optimizer = make_optimizer(config, number)
-  shardings = state_lib.of(optimizer, params, mesh)
-  recipe = recipes.from_config(config, number)
+  samples = config.of("samples", number)
+  actor, params = load_actor(config, number, mesh, samples)
   reference = jax.tree.map(jnp.copy, params) if config.kl_coefficient else None
-  score = update_lib.make_score(
-    actor.model,
-    mesh,
-    allowed=actor.allowed,
-    distribution=actor.distribution,
-    microbatches=config.microbatches,
-    share=config.samples,
-  )
-  update = update_lib.make(
-    actor.model,
-    optimizer,
-    recipe.prepare,
-    recipe.loss,
-    shardings,
-    mesh,
-    allowed=actor.allowed,
-    distribution=actor.distribution,
-    microbatches=config.microbatches,
-    share=config.samples,
-  )
-  policy = Policy(
-    actor.name, actor, recipe, mesh, shardings, score, update, reference
-  )
+  policy = _policy(config, number, mesh, actor, params, reference)
+  optimizer = make_optimizer(config, number)
   return policy, state_lib.init(optimizer, params, mesh)
+
+
+def move(
+  config: config_lib.Config,
+  policy: Policy,
+  state: state_lib.TrainState,
+  mesh: jax.sharding.Mesh,
+) -> tuple[Policy, state_lib.TrainState]:
+  """The same policy and state on another mesh; compiles anew."""
+  old = policy.actor
+  actor = _actor(
+    config, policy.number, mesh, policy.samples, old.model, old.tokenizer
+  )
+  places = sharding.tree(old.model.axes, state.params, mesh)
+  params = jax.device_put(state.params, places)
+  reference = policy.reference
+  if reference is not None:
+    reference = jax.device_put(reference, places)
+  moved = _policy(config, policy.number, mesh, actor, params, reference)
+  return moved, jax.device_put(state, moved.shardings)
+
+
+def _policy(config, number, mesh, actor, params, reference) -> Policy:
+  member = publish.Member(
+    policy=actor.name,
+    tokenizer=actor.tokenizer,
+    allowed=actor.allowed,
+    limit=config.completion_limit,
+    verifier=f"{config.task} {config.task_args} {config.verifier}",
+    seed=config.seed,
+  )
+  recipe = recipes.from_config(config, number, member)
+  shardings = state_lib.of(make_optimizer(config, number), params, mesh)
+  options = {
+    "allowed": actor.allowed,
+    "distribution": actor.distribution,
+    "microbatches": config.microbatches,
+  }
+  return Policy(
+    name=actor.name,
+    number=number,
+    samples=config.of("samples", number),
+    actor=actor,
+    recipe=recipe,
+    member=member,
+    mesh=mesh,
+    shardings=shardings,
+    score=update_lib.make_score(actor.model, mesh, **options),
+    update=update_lib.make(
+      actor.model,
+      make_optimizer(config, number),
+      recipe.prepare,
+      recipe.loss,
+      shardings,
+      mesh,
+      **options,
+    ),
+    reference=reference,
+  )
 
 
 def make_optimizer(
@@ -192,28 +235,36 @@ def learn(
   updates: int,
 ) -> tuple[state_lib.TrainState, list[Any]]:
   """Runs the round's updates; each takes whole groups, in order."""
-  rows = policy.recipe.receive(round_).own
-  share = len(rows) // updates
   place = sharding.batch(policy.mesh)
+  share = policy.samples + round_.slots
   reports = []
   with jax.set_mesh(policy.mesh):
     batches = [
-      jax.device_put(collate.batch(rows[i * share : (i + 1) * share]), place)
-      for i in range(updates)
+      _scored(policy, state.params, jax.device_put(batch, place), share)
+      for batch in _batches(round_, updates)
     ]
-    batches = [_scored(policy, state.params, batch) for batch in batches]
     for batch in batches:
       with jax.transfer_guard("disallow"):
-        state, report = policy.update(state, batch)
+        state, report = policy.update(state, batch, share)
       reports.append(report)
   return state, jax.device_get(reports)
 
 
-def _scored(policy: Policy, params: Any, batch: Batch) -> Batch:
+def _batches(round_: records.Round, updates: int) -> Iterator[Batch]:
+  size = len(round_.own) // updates
+  for start in range(0, len(round_.own), size):
+    rows = round_.own[start : start + size]
+    here = {row.prompt_id for row in rows}
+    extra = [row for row in round_.extra if row.prompt_id in here]
+    yield collate.batch(rows, extra, round_.slots, round_.peers)
+
+
+def _scored(policy: Policy, params: Any, batch: Batch, share: int) -> Batch:
   """Adds what the frozen and the current policy say, where it is needed."""
   if policy.recipe.rescore:
-    batch = batch._replace(old_logprobs=policy.score(params, batch).logprobs)
+    old = policy.score(params, batch, share).logprobs
+    batch = batch._replace(old_logprobs=old)
   if policy.reference is not None:
-    reference = policy.score(policy.reference, batch).logprobs
+    reference = policy.score(policy.reference, batch, share).logprobs
     batch = batch._replace(ref_logprobs=reference)
   return batch

@@ -23,24 +23,26 @@ from mrl_jax.parallel import sharding
 from mrl_jax.train import state as state_lib
 from mrl_jax.types import Batch, BatchTransform, Distribution, Scores, TokenLoss
 
+# Their last argument says how many rows in turn share a prompt; static.
 Update = Callable[
-  [state_lib.TrainState, Batch], tuple[state_lib.TrainState, Any]
+  [state_lib.TrainState, Batch, int], tuple[state_lib.TrainState, Any]
 ]
+Score = Callable[[Any, Batch, int], Scores]
+Gradient = Callable[[Any, Batch, int], tuple[Array, Any, Any]]
 
 
 def scorer(
   model: transformer.Model,
   allowed: Bool[np.ndarray, "V"],
   distribution: Distribution,
-  share: int,
-) -> Callable[[Any, Batch], Scores]:
-  """`score(params, batch)`: log-probs and entropies of the batch's tokens.
+) -> Score:
+  """`score(params, batch, share)`: log-probs and entropies of the tokens.
 
   Each `share` rows in turn have one prompt, which is computed once.
   """
   mask = jnp.asarray(allowed)
 
-  def score(params, batch: Batch) -> Scores:
+  def score(params, batch: Batch, share: int) -> Scores:
     hidden = model.hidden(
       params,
       batch.context[::share],
@@ -86,16 +88,15 @@ def make_score(
   allowed: Bool[np.ndarray, "V"],
   distribution: Distribution,
   microbatches: int = 1,
-  share: int = 1,
-) -> Callable[[Any, Batch], Scores]:
+) -> Score:
   """Jitted `score`, microbatch by microbatch, without a gradient."""
-  score = scorer(model, allowed, distribution, share)
+  score = scorer(model, allowed, distribution)
 
-  def run(params, batch: Batch) -> Scores:
+  def run(params, batch: Batch, share: int) -> Scores:
     rows = split(batch, microbatches, share)
-    return merge(jax.lax.map(lambda b: score(params, b), rows), share)
+    return merge(jax.lax.map(lambda b: score(params, b, share), rows), share)
 
-  return jax.jit(run, out_shardings=sharding.batch(mesh))
+  return jax.jit(run, static_argnums=2, out_shardings=sharding.batch(mesh))
 
 
 def make_gradient(
@@ -105,23 +106,21 @@ def make_gradient(
   allowed: Bool[np.ndarray, "V"],
   distribution: Distribution,
   microbatches: int = 1,
-  share: int = 1,
-) -> Callable[[Any, Batch], tuple[Array, Any, Any]]:
-  """`gradient(params, batch) -> (loss, diagnostics' sums, gradients)`.
+) -> Gradient:
+  """`gradient(params, batch, share)` -> loss, diagnostics' sums, gradients.
 
   The batch is a prepared one: its weights are the loss measure, so the
   gradient of the whole is the sum over the microbatches.
   """
-  score = scorer(model, allowed, distribution, share)
+  score = scorer(model, allowed, distribution)
   objective = losses.objective(loss)
 
-  def part(params, rows: Batch):
-    scores = score(params, rows)
-    return objective(scores, rows), diagnostics.measure(scores, rows)
+  def gradient(params, batch: Batch, share: int):
+    def part(params, rows: Batch):
+      scores = score(params, rows, share)
+      return objective(scores, rows), diagnostics.measure(scores, rows)
 
-  one = jax.value_and_grad(part, has_aux=True)
-
-  def gradient(params, batch: Batch):
+    one = jax.value_and_grad(part, has_aux=True)
     if microbatches == 1:
       (value, sums), grads = one(params, batch)
       return value, sums, grads
@@ -154,9 +153,8 @@ def make(
   allowed: Bool[np.ndarray, "V"],
   distribution: Distribution,
   microbatches: int = 1,
-  share: int = 1,
 ) -> Update:
-  """Builds the jitted `update(state, batch) -> (state, report)`.
+  """Builds the jitted `update(state, batch, share) -> (state, report)`.
 
   The report is a dict: "loss", "grad_norm", "step", "skipped", and
   "tokens", the diagnostics' sums (see `diagnostics.summarize`).
@@ -167,12 +165,11 @@ def make(
     allowed=allowed,
     distribution=distribution,
     microbatches=microbatches,
-    share=share,
   )
 
-  def update(state, batch: Batch):
+  def update(state, batch: Batch, share: int):
     batch = prepare(batch)
-    value, sums, grads = gradient(state.params, batch)
+    value, sums, grads = gradient(state.params, batch, share)
     norm = optax.global_norm(grads)
     fine = jnp.isfinite(norm) & jnp.isfinite(value)
     changes, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -199,6 +196,7 @@ def make(
   return jax.jit(
     update,
     donate_argnums=0,
+    static_argnums=2,
     in_shardings=(shardings, sharding.batch(mesh)),
     out_shardings=(shardings, everywhere),
   )

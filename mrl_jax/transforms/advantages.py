@@ -11,13 +11,11 @@ from jaxtyping import Array, Bool, Float
 
 from mrl_jax.kernels import moments
 from mrl_jax.transforms import rows
-from mrl_jax.types import Batch, BatchTransform, Source
-
-OWN_SAMPLES = (Source.OWN, Source.REGEN)
+from mrl_jax.types import Batch, BatchTransform
 
 
 def group_advantages(
-  source: rows.Sources = OWN_SAMPLES,
+  source: rows.Sources = rows.OWN_SAMPLES,
   *,
   ddof: int = 1,
   eps: float = 1e-6,
@@ -50,8 +48,45 @@ def group_advantages(
   return apply
 
 
+def mixed_advantages(
+  mix: float | None = None,
+  source: rows.Sources = rows.OWN_SAMPLES,
+  *,
+  ddof: int = 1,
+  eps: float = 1e-6,
+  normalize: bool = True,
+  degenerate_range: float = 1e-6,
+) -> BatchTransform:
+  """XGRPO: own rows only, against a baseline that the peers share in.
+
+  `mix` is the peers' share of the baseline; None takes the statistics of the
+  union, 0 is `group_advantages`. See `moments.standardize_mixed`.
+  """
+  if ddof < 0:
+    raise ValueError(f"ddof={ddof} must be at least 0")
+  if mix is not None and not 0 <= mix <= 1:
+    raise ValueError(f"mix={mix} must be in [0, 1], or None")
+
+  def apply(batch: Batch) -> Batch:
+    mine = rows.among(batch, source)
+    found = moments.standardize_mixed(
+      batch.rewards,
+      batch.group,
+      mine & jnp.isfinite(batch.rewards),
+      batch.peers,
+      mix,
+      ddof=ddof,
+      eps=eps,
+      normalize=normalize,
+      degenerate_range=degenerate_range,
+    )
+    return _set(batch, mine, found)
+
+  return apply
+
+
 def constant_baseline(
-  baseline: float = 0.0, source: rows.Sources = OWN_SAMPLES
+  baseline: float = 0.0, source: rows.Sources = rows.OWN_SAMPLES
 ) -> BatchTransform:
   """A = R - baseline: for single samples, which have no group to compare."""
 
@@ -74,7 +109,7 @@ def _set(
 
 def group_statistics(
   batch: Batch,
-  source: rows.Sources = OWN_SAMPLES,
+  source: rows.Sources = rows.OWN_SAMPLES,
   degenerate_range: float = 1e-6,
 ) -> dict[str, Float[Array, ""]]:
   """The rewards in numbers; every one is finite, whatever could be scored.

@@ -8,6 +8,9 @@ from jaxtyping import Array, Bool
 
 from mrl_jax.types import Batch, Source
 
+OWN_SAMPLES = (Source.OWN, Source.REGEN)
+SAMPLES = (*OWN_SAMPLES, Source.PEER)  # all that was sampled, by whomever
+
 Sources = Source | tuple[Source, ...] | None  # None: all rows
 
 

@@ -1,0 +1,230 @@
+"""GRPO, PRP, XGRPO and SGT on two tiny policies, over several seeds.
+
+  python -m experiments.studies.mutual --out=runs/mutual
+
+Each seed makes its own warm starts, shared by all methods, and each method
+then trains on the same prompts with the same number of samples. What is
+measured: pass@1 and pass@16 on held-out problems, the learning curves, and
+stability, the variance of pass@1 over the last rounds. Every run is one
+`experiments.run` in its own process, so the study can be stopped and started
+again; what is finished is not repeated. The results go to mutual.json, the
+figure to mutual.png, and a table is printed.
+"""
+
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from absl import flags
+from rich import progress as rich_progress
+
+from experiments import flags as flags_lib
+from experiments.studies import mutual_report
+from mrl_jax.train import metrics
+
+KINDS = {"char": 0.45, "merged": 1.05}  # and the loss that warm starts stop at
+METHODS = ("grpo", "prp", "xgrpo", "sgt")
+HELD_OUT = ("--problems=200", "--n=16", "--k=1,16")
+FLAGFILE = "experiments/flagfiles/{}.flags"
+
+
+class Job:
+  """A command that leaves a file when it is done."""
+
+  def __init__(self, words: Sequence[str], made: pathlib.Path):
+    self.words = [sys.executable, "-m", *words]
+    self.made = made
+    self.process: subprocess.Popen | None = None
+
+  def start(self, core: int) -> None:
+    self.made.parent.mkdir(parents=True, exist_ok=True)
+    log = open(f"{self.made}.log", "ab")  # noqa: SIM115 - the child's
+    self.process = subprocess.Popen(
+      self.words,
+      stdout=log,
+      stderr=log,
+      env={**os.environ, "JAX_PLATFORMS": "cpu"},
+      preexec_fn=lambda: _pin(core),
+    )
+    log.close()
+
+  def wait(self) -> float:
+    """CPU seconds of the process.
+
+    Raises:
+      RuntimeError: it failed; the message says where its output is.
+    """
+    _, status, usage = os.wait4(self.process.pid, 0)
+    if status or not self.made.exists():
+      raise RuntimeError(f"{' '.join(self.words)}: see {self.made}.log")
+    return usage.ru_utime + usage.ru_stime
+
+
+def _pin(core: int) -> None:
+  """One core for each job: small products gain nothing from two."""
+  if hasattr(os, "sched_setaffinity"):
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[core % len(cores)]})
+
+
+def pipeline(
+  out: pathlib.Path, seed: int, method: str, rounds: int
+) -> list[Job]:
+  """Warm starts, training and evaluation of one seed and method, in order."""
+  root = out / f"seed{seed}"
+  run = root / method
+  jobs = [
+    Job(
+      [
+        "experiments.warmstart",
+        f"--tokenizer={kind}",
+        f"--until={until}",
+        f"--seed={seed}",
+        f"--out={root / kind}",
+      ],
+      root / kind / "model.safetensors",
+    )
+    for kind, until in KINDS.items()
+  ]
+  train = [
+    "experiments.run",
+    f"--flagfile={FLAGFILE.format(method)}",
+    f"--workdir={run}",
+    f"--policies={','.join(str(root / kind) for kind in KINDS)}",
+    f"--seed={seed}",
+    f"--rounds={rounds}",
+    f"--save_every={rounds}",
+    "--progress=plain",
+    "--save_rollouts=false",
+    "--exchange=memory",
+  ]
+  jobs.append(Job(train, run / "export" / "merged" / "model.safetensors"))
+  score = ["experiments.evaluate", f"--run={run}", *HELD_OUT]
+  jobs.append(Job([*score, f"--out={run / 'eval.json'}"], run / "eval.json"))
+  return jobs
+
+
+def run(
+  out: pathlib.Path, methods: Sequence[str], seeds: int, rounds: int, jobs: int
+) -> None:
+  """Runs what is missing, one seed after the other."""
+  with rich_progress.Progress() as display:
+    bar = display.add_task("runs", total=seeds * len(methods))
+    for seed in range(seeds):
+      lanes = [pipeline(out, seed, method, rounds) for method in methods]
+      # All methods need the warm starts, so these go first.
+      _drain([[job] for job in lanes[0][: len(KINDS)]], jobs, out)
+      for first in range(0, len(lanes), jobs):
+        _drain(
+          [lane[len(KINDS) :] for lane in lanes[first : first + jobs]],
+          jobs,
+          out,
+        )
+        display.advance(bar, len(lanes[first : first + jobs]))
+
+
+def _drain(lanes: list[list[Job]], width: int, out: pathlib.Path) -> None:
+  """Runs each lane's jobs in order, up to `width` lanes at once."""
+  for first in range(0, len(lanes), width):
+    some = lanes[first : first + width]
+    for stage in range(max(map(len, some))):
+      waiting = [lane[stage] for lane in some if stage < len(lane)]
+      waiting = [job for job in waiting if not job.made.exists()]
+      for core, job in enumerate(waiting):
+        job.start(core)
+      for job in waiting:
+        seconds = job.wait()
+        with open(out / "seconds.jsonl", "a") as file:
+          made = str(job.made.relative_to(out))
+          file.write(json.dumps({"made": made, "cpu": seconds}) + "\n")
+
+
+def collect(
+  out: pathlib.Path, methods: Sequence[str], seeds: int
+) -> dict[str, Any]:
+  """All finished runs as one JSON value: curves, held-out scores, counts."""
+  found: list[dict[str, Any]] = []
+  seconds = _seconds(out)
+  for seed in range(seeds):
+    for method in methods:
+      root = out / f"seed{seed}" / method
+      if not (root / "eval.json").exists():
+        continue
+      scores = json.loads((root / "eval.json").read_text())["results"]
+      records = metrics.read(root / "metrics.jsonl")
+      for policy in KINDS:
+        mine = [r for r in records if r["policy"] == policy]
+        found.append(
+          {
+            "seed": seed,
+            "method": method,
+            "policy": policy,
+            "curve": [round(r["pass@1"], 4) for r in mine],
+            "pass@1": scores[policy]["pass@1"]["mean"],
+            "pass@16": scores[policy]["pass@16"]["mean"],
+            "cpu_seconds": seconds.get(
+              f"seed{seed}/{method}/export/merged/model.safetensors"
+            ),
+            **_sums(mine),
+          }
+        )
+  return {
+    "task": "chain_arithmetic, 1 to 4 operations",
+    "machine": platform.processor() or platform.machine(),
+    "cores": os.cpu_count(),
+    "date": time.strftime("%Y-%m-%d"),
+    "runs": found,
+  }
+
+
+def _seconds(out: pathlib.Path) -> dict[str, float]:
+  path = out / "seconds.jsonl"
+  if not path.exists():
+    return {}
+  return {r["made"]: round(r["cpu"], 1) for r in metrics.read(path)}
+
+
+_SUMS = ("exchange/admitted", "exchange/used", "exchange/refused")
+_MEANS = ("peer/chi2", "peer/ess", "rescue/share", "values/shift")
+
+
+def _sums(records: Sequence[dict[str, Any]]) -> dict[str, float]:
+  values = {}
+  for key in (*_SUMS, *_MEANS):
+    mine = [r[key] for r in records if r.get(key) is not None]
+    if mine:
+      value = sum(mine) if key in _SUMS else float(np.mean(mine))
+      values[key] = round(value, 5)
+  return values
+
+
+def main() -> int:
+  values = flags.FLAGS
+  out = pathlib.Path(values.out).expanduser().absolute()
+  out.mkdir(parents=True, exist_ok=True)
+  if not values.report:
+    run(out, values.methods, values.seeds, values.rounds, values.jobs)
+  results = collect(out, values.methods, values.seeds)
+  path = out / "mutual.json"
+  path.write_text(json.dumps(results, indent=1) + "\n")
+  print(path)
+  print(mutual_report.figure(results, out / "mutual.png"))
+  print(mutual_report.table(results))
+  return 0
+
+
+if __name__ == "__main__":
+  flags.DEFINE_string("out", "runs/mutual", "Folder of all runs.")
+  flags.DEFINE_multi_enum("methods", METHODS, METHODS, "Which to compare.")
+  flags.DEFINE_integer("seeds", 5, "How many.", 1)
+  flags.DEFINE_integer("rounds", 60, "Rounds of each run.", 1)
+  flags.DEFINE_integer("jobs", 2, "Processes at a time, one core each.", 1)
+  flags.DEFINE_boolean("report", False, "Only report what is finished.")
+  flags_lib.run(main)

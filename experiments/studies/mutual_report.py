@@ -1,0 +1,127 @@
+"""The mutual study's table and figure, from its results alone."""
+
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib.figure
+import numpy as np
+from scipy import stats
+
+from experiments import plots
+
+AVERAGE = "average"
+LAST = 20  # rounds whose variance is the stability
+COLORS = dict(zip(("grpo", "prp", "xgrpo", "sgt"), plots.COLORS, strict=False))
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+  """Mean over seeds and half the width of its 95 % Student interval."""
+  count = len(values)
+  half = math.nan
+  if count > 1:
+    error = np.std(values, ddof=1) / math.sqrt(count)
+    half = float(stats.t.ppf(0.975, count - 1) * error)
+  return float(np.mean(values)), half
+
+
+def by_seed(
+  results: dict[str, Any], method: str, policy: str, key: str
+) -> dict[int, float]:
+  """One number per seed; the policies' mean for `AVERAGE`."""
+  found: dict[int, list[float]] = {}
+  for run in results["runs"]:
+    if run["method"] == method and policy in (run["policy"], AVERAGE):
+      found.setdefault(run["seed"], []).append(_value(run, key))
+  return {seed: float(np.mean(values)) for seed, values in found.items()}
+
+
+def _value(run: dict[str, Any], key: str) -> float:
+  if key == "variance":
+    return float(np.var(run["curve"][-LAST:], ddof=1))
+  if key == "early":  # the mean of the first half of the curve
+    return float(np.mean(run["curve"][: len(run["curve"]) // 2]))
+  return run[key]
+
+
+def methods(results: dict[str, Any]) -> list[str]:
+  return list(dict.fromkeys(run["method"] for run in results["runs"]))
+
+
+def policies(results: dict[str, Any]) -> list[str]:
+  return [*dict.fromkeys(run["policy"] for run in results["runs"]), AVERAGE]
+
+
+def table(results: dict[str, Any]) -> str:
+  """Markdown: means over seeds with 95 % intervals, and against GRPO.
+
+  The difference is paired: each seed's method minus the same seed's GRPO.
+  """
+  lines = [
+    "| policy | method | seeds | pass@1 | pass@1 - GRPO | pass@16 | "
+    "first half of the curve | variance of the last rounds (1e-4) |",
+    "|---|---|---|---|---|---|---|---|",
+  ]
+  for policy in policies(results):
+    base = by_seed(results, "grpo", policy, "pass@1")
+    for method in methods(results):
+      ones = by_seed(results, method, policy, "pass@1")
+      gain = [ones[s] - base[s] for s in ones if s in base]
+      cells = [policy, method.upper(), str(len(ones)), _cell(ones.values())]
+      cells.append("" if method == "grpo" else _cell(gain, "+"))
+      for key, scale in (("pass@16", 1), ("early", 1), ("variance", 1e4)):
+        found = by_seed(results, method, policy, key).values()
+        cells.append(_cell([v * scale for v in found], digits=2 + (scale == 1)))
+      lines.append(f"| {' | '.join(cells)} |")
+  return "\n".join(lines)
+
+
+def _cell(values: Sequence[float], sign: str = "", digits: int = 3) -> str:
+  mean, half = interval(list(values))
+  return f"{mean:{sign}.{digits}f} ± {half:.{digits}f}"
+
+
+def figure(results: dict[str, Any], path: pathlib.Path) -> pathlib.Path:
+  """Learning curves: one panel per policy and their average, a line a method.
+
+  Lines are means over seeds, smoothed as in the other plots; bands are 95 %
+  intervals of the mean.
+  """
+  shown = policies(results)
+  canvas = matplotlib.figure.Figure(
+    figsize=(4.2 * len(shown), 3.4), layout="constrained"
+  )
+  grid = canvas.subplots(1, len(shown), squeeze=False)[0]
+  for axes, policy in zip(grid, shown, strict=True):
+    for method in methods(results):
+      curves = _curves(results, method, policy)
+      curves = np.stack([plots.smooth(curve) for curve in curves])
+      mean = curves.mean(0)
+      color = COLORS.get(method, plots.INK)
+      axes.plot(mean, color=color, linewidth=1.8, label=method.upper())
+      if len(curves) > 1:
+        half = stats.t.ppf(0.975, len(curves) - 1) * stats.sem(curves, axis=0)
+        axes.fill_between(
+          range(len(mean)), mean - half, mean + half, color=color, alpha=0.12
+        )
+    axes.set_title(policy, loc="left", fontsize=11, color=plots.INK)
+    axes.set_xlabel("round", color=plots.INK)
+    axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(length=0, colors="#555555")
+  grid[0].set_ylabel("pass@1 while training", color=plots.INK)
+  grid[0].legend(frameon=False, labelcolor=plots.INK)
+  canvas.savefig(path, dpi=150, facecolor="white")
+  return path
+
+
+def _curves(
+  results: dict[str, Any], method: str, policy: str
+) -> list[np.ndarray]:
+  """One curve per seed; the policies' mean for `AVERAGE`."""
+  found: dict[int, list[list[float]]] = {}
+  for run in results["runs"]:
+    if run["method"] == method and policy in (run["policy"], AVERAGE):
+      found.setdefault(run["seed"], []).append(run["curve"])
+  return [np.mean(curves, axis=0) for curves in found.values()]

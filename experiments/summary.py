@@ -1,0 +1,125 @@
+"""The table at the end of a run, read off its folder."""
+
+import os
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TextIO
+
+import rich.box
+import rich.console
+import rich.table
+import rich.text
+
+from experiments import progress
+from mrl_jax.train import metrics
+
+
+class Row(NamedTuple):
+  """One policy's line of the final table; None where nothing was measured."""
+
+  policy: str
+  rounds: int
+  pass_first: float | None  # mean pass@1 of the first rounds
+  pass_last: float | None  # and of the last ones, as all that follow
+  reward: float | None
+  length: float | None  # tokens
+  entropy: float | None  # nats
+  tokens_per_second: float | None
+  unscored: float | None  # completions, over the whole run
+  exchange: Mapping[str, float] = {}  # EXCHANGE's titles: sums over the run
+
+
+def summary(workdir: str | os.PathLike[str]) -> list[Row]:
+  """Reads the final table off a working directory."""
+  workdir = pathlib.Path(workdir)
+  timings = workdir / "timings.jsonl"
+  return rows(
+    metrics.read(workdir / "metrics.jsonl"),
+    metrics.read(timings) if timings.exists() else (),
+  )
+
+
+def rows(
+  records: Sequence[Mapping[str, Any]],
+  times: Sequence[Mapping[str, Any]] = (),
+  window: int = 10,
+) -> list[Row]:
+  """The final table from the records of `metrics.jsonl` and `timings.jsonl`.
+
+  First and last are means over `window` rounds, less when a run is so short
+  that they would overlap.
+  """
+  result = []
+  for policy in dict.fromkeys(record["policy"] for record in records):
+    mine = [r for r in records if r["policy"] == policy]
+    speed = [r for r in times if r["policy"] == policy]
+    size = max(1, min(window, len(mine) // 2))
+    last = mine[-size:]
+    unscored = [r["unscored"] for r in mine if r.get("unscored") is not None]
+    result.append(
+      Row(
+        policy=policy,
+        rounds=len(mine),
+        pass_first=_mean(mine[:size], "pass@1"),
+        pass_last=_mean(last, "pass@1"),
+        reward=_mean(last, "reward"),
+        length=_mean(last, "length"),
+        entropy=_mean(last, "entropy"),
+        tokens_per_second=_mean(speed[-size:], "tokens_per_second"),
+        unscored=sum(unscored) if unscored else None,
+        exchange=_exchanged(mine),
+      )
+    )
+  return result
+
+
+def _exchanged(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+  """What a policy took from its peers over the run; empty if it never did."""
+  found = {}
+  for key, title in progress.EXCHANGE:
+    values = [r[key] for r in records if r.get(key) is not None]
+    if values:
+      found[title] = sum(values)
+  return found
+
+
+def table(rows: Sequence[Row], file: TextIO | None = None) -> None:
+  """Prints the final table, without colour where `file` is no terminal."""
+  file = sys.stdout if file is None else file
+  terminal = progress.screen(file) == "live"
+  grid = rich.table.Table(
+    box=rich.box.SIMPLE_HEAD if terminal else rich.box.ASCII2
+  )
+  grid.add_column("policy", no_wrap=True)
+  titles = ("rounds", "pass@1 first -> last", "reward", "length", "entropy")
+  heard = [
+    t for _, t in progress.EXCHANGE if any(t in row.exchange for row in rows)
+  ]
+  for title in (*titles, "tokens/s", "unscored", *heard):
+    grid.add_column(title, justify="right", no_wrap=True)
+  for row in rows:
+    grid.add_row(
+      rich.text.Text(row.policy, style="bold"),
+      str(row.rounds),
+      _change(row.pass_first, row.pass_last),
+      progress.cell(row.reward, ".3f"),
+      progress.cell(row.length, ".1f"),
+      progress.cell(row.entropy, ".3f"),
+      progress.cell(row.tokens_per_second, ",.0f"),
+      progress.cell(row.unscored, ".0f"),
+      *(progress.cell(row.exchange.get(title), ",.0f") for title in heard),
+    )
+  width = None if terminal else 120 + 12 * len(heard)
+  rich.console.Console(file=file, width=width).print(grid)
+
+
+def _change(first: float | None, last: float | None) -> str:
+  if first is None or last is None:
+    return "-"
+  return f"{first:.3f} -> {last:.3f} ({last - first:+.3f})"
+
+
+def _mean(records: Sequence[Mapping[str, Any]], key: str) -> float | None:
+  values = [r[key] for r in records if r.get(key) is not None]
+  return sum(values) / len(values) if values else None

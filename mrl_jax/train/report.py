@@ -1,0 +1,242 @@
+"""A round in numbers: what the logs, the plots and the display are told.
+
+None of the numbers of `summarize` depends on the clock: two runs of one
+configuration report the same, to the bit.
+"""
+
+import collections
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mrl_jax import diagnostics, records
+from mrl_jax.exchange import publish
+from mrl_jax.tasks import verify
+from mrl_jax.text import align
+
+
+def summarize(
+  round_: records.Round, reports: Sequence[Any], samples: int
+) -> dict[str, int | float]:
+  """The round's numbers, none of which depends on the clock."""
+  rows = round_.own
+  rewards = np.asarray([r.reward for r in rows]).reshape(-1, samples)
+  right = np.asarray([r.outcome == verify.Outcome.correct.value for r in rows])
+  right = right.reshape(-1, samples)
+  lengths = np.asarray([len(r.tokens) for r in rows])
+  scored = np.isfinite(rewards)
+  any_scored = scored.any(axis=1)
+  spread = np.where(scored, rewards, -np.inf).max(1) - np.where(
+    scored, rewards, np.inf
+  ).min(1)
+  values = {
+    "reward": float(rewards[scored].mean()) if scored.any() else math.nan,
+    "pass@1": float(right.mean()),
+    f"pass@{samples}": float(right.any(axis=1).mean()),
+    "length": float(lengths.mean()),
+    "entropy": float(
+      np.concatenate([r.entropies for r in rows]).mean(dtype=np.float64)
+    ),
+    "degenerate": float((spread[any_scored] <= 1e-6).mean())
+    if any_scored.any()
+    else math.nan,
+    "unscored": int((~scored).sum()),
+    "truncated": float(np.mean([not r.finished for r in rows])),
+  }
+  for outcome in verify.Outcome:
+    count = sum(r.outcome == outcome.value for r in rows)
+    values[f"outcome/{outcome.value}"] = count
+  values.update(diagnostics.summarize([r["tokens"] for r in reports]))
+  if reports:
+    for name in ("loss", "grad_norm"):
+      values[name] = float(np.mean([r[name] for r in reports]))
+    values["updates"] = int(reports[-1]["step"])
+    values["skipped"] = int(reports[-1]["skipped"])
+  return values
+
+
+def exchanged(
+  round_: records.Round,
+  published: Mapping[str, int],
+  needs: Sequence[str],
+  peers: Mapping[str, int],
+  mix: float | None = None,
+) -> dict[str, int | float]:
+  """What a policy got from its peers in the round, in numbers.
+
+  Args:
+    round_: after the recipe's `receive`.
+    published: records in the shipments that were there, by peer.
+    needs: the kinds of record that the recipe listens for.
+    peers: their samples per prompt, by name.
+    mix: the peers' share in XGRPO's baseline; None is the union's.
+  """
+  values = counts("exchange", round_.inbox, round_.extra, round_.refused)
+  values["exchange/published"] = sum(published.values())
+  if len(peers) > 1:
+    for name in peers:
+      mine = [
+        tuple(r for r in rows if name_of(r) == name)
+        for rows in (round_.inbox, round_.extra, round_.refused)
+      ]
+      values.update(counts(f"exchange/{name}", *mine))
+  if "trajectory" in needs:
+    values.update(_residuals(round_))
+  if "values" in needs:
+    values.update(_shift(round_, mix))
+  if "success" in needs:
+    values.update(_rescue(round_, peers))
+  return values
+
+
+def name_of(item: records.Record | records.Foreign | records.Refusal) -> str:
+  """The peer that a record, a row or a refusal comes from."""
+  if isinstance(item, records.Refusal | records.Foreign):
+    return item.peer
+  return item.header.policy
+
+
+def counts(
+  prefix: str,
+  inbox: Sequence[records.Record],
+  extra: Sequence[records.Foreign],
+  refused: Sequence[records.Refusal],
+) -> dict[str, int | float]:
+  """Admitted, used and refused, the latter also by reason."""
+  used = {row.record for row in extra}
+  used |= {r.header.id for r in inbox if isinstance(r, records.Values)}
+  values = {
+    f"{prefix}/admitted": len(inbox),
+    f"{prefix}/used": len(used),
+    f"{prefix}/refused": len(refused),
+  }
+  reasons = collections.Counter(refusal.reason for refusal in refused)
+  for reason, count in sorted(reasons.items()):
+    values[f"{prefix}/refused/{reason}"] = count
+  return values
+
+
+def _residuals(round_: records.Round) -> dict[str, int | float]:
+  """How far the peers' tokens are from own ones: chunks that are not 1:1."""
+  found = [
+    align.residuals(row.alignment, len(row.logprobs))
+    for row in round_.extra
+    if row.alignment is not None
+  ]
+  chunks = sum(f.chunks for f in found)
+  split = sum(f.split for f in found)
+  return {"peer/split": split / chunks if chunks else 0.0}
+
+
+def _shift(round_: records.Round, mix: float | None) -> dict[str, int | float]:
+  """How far the peers move the baseline of a group, and how many have any."""
+  shifts = []
+  groups = 0
+  for name, group in _groups(round_):
+    groups += 1
+    own = publish.tally(row.reward for row in group)
+    peers = round_.peers.get(name)
+    if own.count and peers is not None and peers.count:
+      union = peers.count / (own.count + peers.count)
+      gap = peers.total / peers.count - own.total / own.count
+      shifts.append((union if mix is None else mix) * gap)
+  return {
+    "values/shared": len(shifts) / groups,
+    "values/shift": float(np.mean(shifts)) if shifts else 0.0,
+    "values/shift_size": float(np.mean(np.abs(shifts))) if shifts else 0.0,
+  }
+
+
+def _rescue(
+  round_: records.Round, peers: Mapping[str, int]
+) -> dict[str, int | float]:
+  """The rescue set, and its expected share at this round's pass rates.
+
+  P_rescue = (1 - p_n)^G (1 - prod_m (1 - p_m)^G_m), mean over prompts, with
+  each policy's share of successes for p; it is what the set's share tends to
+  when pass rates are spread evenly over the samples.
+  """
+  told: dict[str, collections.Counter] = {}
+  for record in round_.inbox:
+    if isinstance(record, records.Success):
+      header = record.header
+      told.setdefault(header.prompt_id, collections.Counter())
+      told[header.prompt_id][header.policy] += 1
+  chances, found = [], 0
+  for name, group in _groups(round_):
+    right = sum(publish.succeeded(row) for row in group)
+    successes = told.get(name, {})
+    found += not right and bool(successes)
+    none = [(1 - successes.get(p, 0) / g) ** g for p, g in peers.items()]
+    fail = (1 - right / len(group)) ** len(group)
+    chances.append(fail * (1 - math.prod(none)))
+  return {
+    "rescue/set": found,
+    "rescue/share": found / len(chances),
+    "rescue/expected": float(np.mean(chances)),
+    "rescue/used": sum(row.rescue for row in round_.extra),
+  }
+
+
+def _groups(
+  round_: records.Round,
+) -> Iterator[tuple[str, list[records.Rollout]]]:
+  for name, group in itertools.groupby(round_.own, lambda r: r.prompt_id):
+    yield name, list(group)
+
+
+def decisions(
+  round_: records.Round, published: Mapping[str, int], peers: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+  """One record per peer: what was there, what was used, what was refused."""
+  for name in peers:
+    mine = [r for r in round_.refused if r.peer == name]
+    refused: dict[str, list[str]] = {}
+    for refusal in mine:
+      refused.setdefault(refusal.reason, []).append(refusal.record)
+    inbox = [r for r in round_.inbox if name_of(r) == name]
+    extra = [r for r in round_.extra if r.peer == name]
+    values = counts("n", inbox, extra, mine)
+    yield {
+      "policy": round_.policy,
+      "round": round_.number,
+      "peer": name,
+      "published": published.get(name, 0),
+      "admitted": values["n/admitted"],
+      "used": values["n/used"],
+      "refused": refused,
+    }
+
+
+def timings(
+  round_: records.Round, seconds: Mapping[str, float]
+) -> dict[str, int | float]:
+  """Seconds per phase, and tokens per second of sampling and of all."""
+  tokens = sum(len(row.tokens) for row in round_.own)
+  return {
+    **{f"seconds/{name}": value for name, value in seconds.items()},
+    "generated_per_second": tokens / max(seconds["generate"], 1e-9),
+    "tokens_per_second": tokens / max(sum(seconds.values()), 1e-9),
+  }
+
+
+def rollouts(round_: records.Round):
+  for row in round_.own:
+    yield {
+      "policy": round_.policy,
+      "round": round_.number,
+      "prompt_id": row.prompt_id,
+      "sample": row.sample,
+      "prompt": row.prompt,
+      "completion": row.text,
+      "tokens": row.tokens.tolist(),
+      "logprobs_mean": float(row.logprobs.mean(dtype=np.float64)),
+      "entropy_mean": float(row.entropies.mean(dtype=np.float64)),
+      "reward": row.reward,
+      "outcome": row.outcome,
+      "finish": "stop" if row.finished else "length",
+      "answer": row.answer,
+    }
