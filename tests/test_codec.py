@@ -425,6 +425,14 @@ def test_a_damaged_byte_costs_one_refusal_and_no_other_record():
       assert len(found.records) == len(kept)
 
 
+def test_damage_and_a_cut_are_two_faults():
+  _, data = shipment()
+  broken = data.replace(b'"id":"r0"', b'"id":"r9"')[:-1]
+  found = codec.unpack(broken)
+  assert found.refused == (("corrupt", "line 1"), ("truncated", ""))
+  assert len(found.records) == 1
+
+
 def test_a_byte_that_becomes_a_newline_costs_one_refusal():
   _, data = shipment()
   for i in range(data.index(b"\n") + 1, len(data) - 1):

@@ -253,6 +253,25 @@ def test_the_newest_shipment_wins_for_each_prompt_and_kind(store):
   assert reasons(found) == ["verifier"]
 
 
+def test_what_is_published_again_is_taken_once(store):
+  publish(store, success(4), success(4, sample=1), round=4)
+  publish(store, success(4))
+  found = take(store, staleness=1)
+  assert ids(found) == [success(4).header.id] and found.refused == ()
+
+
+def test_a_policy_does_not_take_its_own_records():
+  reason = inbox.admit(
+    success(policy="merged"),
+    receiver="merged",
+    peer="merged",
+    round=5,
+    prompts=PROMPTS,
+    verifier="exact",
+  )
+  assert reason == "policy"
+
+
 def test_the_first_rounds_have_few_before_them(store):
   publish(store, success(0), round=0)
   assert len(take(store, round=0, staleness=3).records) == 1
