@@ -10,6 +10,7 @@ import tokenizers_real
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from experiments import bench_alignment
 from mrl_jax.kernels import realign
 from mrl_jax.text import align
 from mrl_jax.types import Trace
@@ -317,6 +318,17 @@ def test_drifted_ids_are_aligned_and_never_zipped(real):
   assert align.residuals(alignment, 5) == (1, 1)
   with pytest.raises(ValueError, match=r"count=1: .* onto 5 source tokens"):
     align.residuals(alignment, 1)
+
+
+def test_the_benchmark_measures_both_parts(real):
+  pair = real.load("smollm2"), real.load("mistral-v3")
+  found = bench_alignment.host(*pair, length=200, count=2)
+  assert found["source_tokens"] == 400
+  assert 0 < found["split_chunks"] < 1
+  assert found["tokens_per_cpu_second"]["mean"] > 0
+  with pytest.raises(ValueError, match="length=100000: a text has"):
+    bench_alignment.host(*pair, length=100_000, count=1)
+  assert bench_alignment.device(2, 16, reps=1)["cpu_seconds"] > 0
 
 
 # Ends alone.

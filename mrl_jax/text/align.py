@@ -46,7 +46,7 @@ def spell(
     bytes that are no UTF-8), "control" (a control or special token inside the
     text) or "unended" (finished, but the last id is no EOS).
   """
-  ids = [int(i) for i in ids]
+  ids = list(map(int, ids))
   body = ids[:-1] if finished else ids
   if finished and (not ids or ids[-1] not in tokenizer.eos_ids):
     return "unended"
@@ -165,7 +165,8 @@ def residuals(alignment: records.Alignment, count: int) -> Residuals:
 def _join(pieces: list[bytes], spaced: bool) -> tuple[bytes, np.ndarray]:
   """The bytes that tokens spell, and where each of them ends."""
   joined = b"".join(pieces)
-  ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int32)
+  sizes = np.fromiter(map(len, pieces), np.int32, len(pieces))
+  ends = np.cumsum(sizes, dtype=np.int32)
   if spaced and joined.startswith(b" "):  # implied, not in the text
     return joined[1:], ends - 1
   return joined, ends
@@ -185,7 +186,7 @@ def _spelling(text, ids, ends, eos) -> Spelling:
   total = ends[-1:] if len(ends) else [0]
   if len(eos):
     ends = np.append(ends, total)
-  tokens = np.asarray([*ids, *eos], np.int32)
+  tokens = np.fromiter([*ids, *eos], np.int32)
   return Spelling(text, tokens, ends.astype(np.int32))
 
 
@@ -212,8 +213,8 @@ def _align(source: np.ndarray, own: np.ndarray) -> records.Alignment:
     holds = own > starts
   common = _common(source, own)
   chunk = _chunk_of(own, common)
-  chunk_start = np.searchsorted(chunk, chunk, "left")
-  head = np.searchsorted(_chunk_of(source, common), chunk, "left")
+  heads = _heads(chunk)
+  head = _heads(_chunk_of(source, common))[chunk]
   first = np.where(holds, first, head)
   last = np.where(holds, last, head)
 
@@ -230,8 +231,8 @@ def _align(source: np.ndarray, own: np.ndarray) -> records.Alignment:
     "first_part": part(first) * holds,
     "last": last,
     "last_part": part(last) * (holds & (last > first)),
-    "chunk_start": chunk_start,
-    "chunk_stop": np.searchsorted(chunk, chunk, "right"),
+    "chunk_start": heads[chunk],
+    "chunk_stop": np.append(heads[1:], len(own))[chunk],
     "byte_share": np.where(chunk_width > 0, share, holds),
   }
   return records.Alignment(
@@ -251,6 +252,11 @@ def _chunk_of(ends: np.ndarray, common: np.ndarray) -> np.ndarray:
   """The chunk of each token: the first that ends behind the token's start."""
   found = np.searchsorted(common, _starts(ends), "right")
   return np.minimum(found, len(common) - 1)
+
+
+def _heads(chunk: np.ndarray) -> np.ndarray:
+  """The first token of each chunk."""
+  return np.flatnonzero(np.diff(chunk, prepend=-1))
 
 
 def _starts(ends: np.ndarray) -> np.ndarray:
