@@ -195,7 +195,9 @@ def test_a_twins_chunks_weigh_exactly_one(paths, tmp_path):
   found, _ = runs.train(twins, store.Memory())
   for (record,) in found.values():
     assert record["exchange/used"] == 16
-    assert record["peer/log_ratio_max"] < 2e-6
+    # As far as decoding step by step and scoring at once agree in float32.
+    assert record["peer/log_ratio_max"] < 3e-5
+    assert record["log_ratio_max"] < 3e-5
     assert record["peer/chi2"] == pytest.approx(0, abs=1e-5)
     assert record["peer/ess"] == pytest.approx(1, abs=1e-6)
     assert record["peer/split"] == 0

@@ -11,6 +11,8 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
 from mrl_jax import config as config_lib
 from mrl_jax.exchange import store
 from mrl_jax.parallel import lease
@@ -69,7 +71,7 @@ def run(
     pool,
     rounds.exchange(config, policies, store_, partition.cancelled),
     executor.inline if inline else partition,
-    lease.Devices({d.id for p in policies for d in p.mesh.devices.flat}),
+    lease.Devices([device.id for device in jax.devices()]),
     hooks,
   )
   cursor, log_state = _restore(run_, checkpoints)

@@ -71,7 +71,7 @@ def meshes(
 def check_prompts(config: config_lib.Config, mesh: jax.sharding.Mesh) -> None:
   """A microbatch's prompts must spread evenly over the devices."""
   spread = mesh.shape["data"] * mesh.shape["fsdp"]
-  prompts = config.prompts // config.updates // config.microbatches
+  prompts = _microbatch(config)
   if prompts % spread:
     raise config_lib.ConfigError(
       "mesh",
@@ -79,6 +79,11 @@ def check_prompts(config: config_lib.Config, mesh: jax.sharding.Mesh) -> None:
       f"data times fsdp is {spread} and must divide the {prompts} prompts of "
       "a microbatch (--prompts / --updates / --microbatches)",
     )
+
+
+def _microbatch(config: config_lib.Config) -> int:
+  """Prompts of a microbatch."""
+  return config.prompts // config.updates // config.microbatches
 
 
 def plan(
@@ -101,7 +106,7 @@ def plan(
         devices=policy.mesh.size,
         tensor=policy.mesh.shape["tensor"],
         resident_bytes=sum(leaf.nbytes for leaf in leaves),
-        working_bytes=0,
+        rows=_microbatch(config),
       )
     )
   devices = jax.devices()
