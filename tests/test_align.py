@@ -1,5 +1,6 @@
 """Two tokenizers over one text: real ones in every pair, and laws."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -243,6 +244,24 @@ def test_a_completion_cut_inside_a_character_of_its_first_token(real):
   told = align.spell(loaded, [lone], False)
   assert (told.text, len(told.tokens), len(told.ends)) == ("", 0, 0)
   assert align.spell(loaded, [lone, loaded.eos_ids[0]], True) == "undecodable"
+
+
+def test_a_cut_between_tokens_that_share_characters(real):
+  """E6 97 | A5 E6 | 9C AC: no token but the last ends a character."""
+  loaded = real.load("cl100k")
+  pieces = (b"\xe6\x97", b"\xa5\xe6", b"\x9c\xac")
+  table = (*pieces, *loaded.token_bytes[3:])
+  loaded = dataclasses.replace(loaded, token_bytes=table)
+  (a,) = loaded.encode("a")
+  for ids, text, ends in (
+    ([0, 1], "", []),
+    ([0, 1, 2], "日本", [2, 4, 6]),
+    ([a, 0, 1], "a", [1]),
+    ([0, 1, 2, 0, 1], "日本", [2, 4, 6]),
+  ):
+    told = align.spell(loaded, ids, False)
+    assert (told.text, told.ends.tolist()) == (text, ends)
+    assert told.tokens.tolist() == ids[: len(ends)]
 
 
 # What is refused, and why.
