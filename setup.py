@@ -15,7 +15,9 @@ setuptools.setup(
   license="Apache-2.0",
   python_requires=">=3.11",
   packages=setuptools.find_packages(include=["mrl_jax*", "experiments*"]),
-  package_data={"experiments": ["assets/**/*", "flagfiles/*"]},
+  package_data={
+    "experiments": ["assets/**/*", "flagfiles/*", "studies/results/*"]
+  },
   install_requires=[
     "absl-py>=2.1",
     "etils[epath]>=1.9",
@@ -45,6 +47,9 @@ setuptools.setup(
       "beartype>=0.21",
       "gguf==0.19.0",
       "hypothesis>=6.100",
+      "ipykernel>=6",
+      "nbclient>=0.10",
+      "nbformat>=5.10",
       "psutil>=6",
       "pytest>=8",
       "pytest-xdist>=3.6",

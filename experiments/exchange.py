@@ -202,7 +202,7 @@ def show_records(
 
 
 def _decisions(path: pathlib.Path) -> Iterator[dict[str, Any]]:
-  for number, decision in enumerate(rollouts._records(path), start=1):
+  for number, decision in enumerate(rollouts.records_in(path), start=1):
     found = decision if isinstance(decision, dict) else {}
     for name, kind in FIELDS.items():
       if not isinstance(found.get(name), kind):
@@ -271,7 +271,7 @@ def _facts(record: records_lib.Record) -> list[str]:
 
 def _text(words: str) -> rich.text.Text:
   """Shows what a peer wrote; a terminal must not obey it."""
-  return rich.text.Text(rollouts._visible(words))
+  return rich.text.Text(rollouts.visible(words))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

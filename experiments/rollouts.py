@@ -43,13 +43,13 @@ def select(
   if not path.exists():
     raise ValueError(f"{path}: no such file; is {workdir} a workdir?")
   if round is not None and round < 0:
-    last = max((record["round"] for record in _records(path)), default=-1)
+    last = max((record["round"] for record in records_in(path)), default=-1)
     round = last + 1 + round
   wanted = {"policy": policy, "round": round, "outcome": outcome}
   wanted = {key: value for key, value in wanted.items() if value is not None}
   kept = collections.deque(maxlen=n)
   seen = {key: set() for key in wanted}
-  for record in _records(path):
+  for record in records_in(path):
     for key in wanted:
       seen[key].add(record.get(key))
     if all(record.get(key) == value for key, value in wanted.items()):
@@ -66,14 +66,14 @@ def show(records: Sequence[Mapping[str, Any]], file: TextIO) -> None:
     outcome = str(record.get("outcome", "unknown"))
     style = STYLES.get(outcome, "yellow")
     text = rich.text.Text()
-    text.append(_visible(record["prompt"]), style="dim")
+    text.append(visible(record["prompt"]), style="dim")
     text.append("\n")
-    text.append(_visible(record["completion"]))
+    text.append(visible(record["completion"]))
     if record.get("finish") == "length":
       text.append(" [cut at the limit]", style="yellow")
     if record.get("answer"):
       text.append("\nanswer  ", style="dim")
-      text.append(_visible(record["answer"]), style="cyan")
+      text.append(visible(record["answer"]), style="cyan")
     title = (
       f"{record['policy']} · round {record['round']} · "
       f"{record.get('prompt_id', '?')} #{record.get('sample', '?')}"
@@ -90,7 +90,7 @@ def show(records: Sequence[Mapping[str, Any]], file: TextIO) -> None:
     )
 
 
-def _records(path: pathlib.Path) -> Iterator[dict[str, Any]]:
+def records_in(path: pathlib.Path) -> Iterator[dict[str, Any]]:
   """Streams the file, which can be far larger than memory."""
   with open(path, "rb") as file:
     for number, line in enumerate(file, start=1):
@@ -131,7 +131,7 @@ def _facts(record: Mapping[str, Any], outcome: str) -> str:
   return " · ".join(facts)
 
 
-def _visible(text: str) -> str:
+def visible(text: str) -> str:
   """Escapes what a terminal would obey instead of showing.
 
   A policy may emit any bytes: cursor movements, colours, bidirectional

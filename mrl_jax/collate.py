@@ -15,7 +15,7 @@ from mrl_jax import records
 from mrl_jax.types import Batch, Peers, Source, Trace
 
 
-def bucket(length: int, multiple: int = 16) -> int:
+def bucket(length: int, multiple: int = 8) -> int:
   """The least size of the ladder that holds `length` tokens.
 
   The ladder has four steps per doubling and starts at `multiple`: a padded

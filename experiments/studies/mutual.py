@@ -11,10 +11,12 @@ again; what is finished is not repeated. The results go to mutual.json, the
 figure to mutual.png, and a table is printed.
 """
 
+import concurrent.futures
 import json
 import os
 import pathlib
 import platform
+import queue
 import subprocess
 import sys
 import time
@@ -114,36 +116,46 @@ def pipeline(
 def run(
   out: pathlib.Path, methods: Sequence[str], seeds: int, rounds: int, jobs: int
 ) -> None:
-  """Runs what is missing, one seed after the other."""
-  with rich_progress.Progress() as display:
-    bar = display.add_task("runs", total=seeds * len(methods))
-    for seed in range(seeds):
-      lanes = [pipeline(out, seed, method, rounds) for method in methods]
-      # All methods need the warm starts, so these go first.
-      _drain([[job] for job in lanes[0][: len(KINDS)]], jobs, out)
-      for first in range(0, len(lanes), jobs):
-        _drain(
-          [lane[len(KINDS) :] for lane in lanes[first : first + jobs]],
-          jobs,
-          out,
-        )
-        display.advance(bar, len(lanes[first : first + jobs]))
+  """Runs what is missing: first all warm starts, then every method."""
+  lanes = [
+    pipeline(out, seed, method, rounds)
+    for seed in range(seeds)
+    for method in methods
+  ]
+  first = len(KINDS)
+  starts = [lane[:first] for lane in lanes[:: len(methods)]]
+  _drain("warm starts", starts, jobs, out)
+  _drain("runs", [lane[first:] for lane in lanes], jobs, out)
 
 
-def _drain(lanes: list[list[Job]], width: int, out: pathlib.Path) -> None:
-  """Runs each lane's jobs in order, up to `width` lanes at once."""
-  for first in range(0, len(lanes), width):
-    some = lanes[first : first + width]
-    for stage in range(max(map(len, some))):
-      waiting = [lane[stage] for lane in some if stage < len(lane)]
-      waiting = [job for job in waiting if not job.made.exists()]
-      for core, job in enumerate(waiting):
-        job.start(core)
-      for job in waiting:
-        seconds = job.wait()
-        with open(out / "seconds.jsonl", "a") as file:
-          made = str(job.made.relative_to(out))
-          file.write(json.dumps({"made": made, "cpu": seconds}) + "\n")
+def _drain(
+  title: str, lanes: Sequence[Sequence[Job]], width: int, out: pathlib.Path
+) -> None:
+  """Runs each lane's jobs in order, `width` lanes at once."""
+  cores: queue.SimpleQueue[int] = queue.SimpleQueue()
+  for core in range(width):
+    cores.put(core)
+
+  def work(lane: Sequence[Job]) -> None:
+    core = cores.get()
+    try:
+      for job in lane:
+        if not job.made.exists():
+          job.start(core)
+          _note(out, job, job.wait())
+    finally:
+      cores.put(core)
+
+  with concurrent.futures.ThreadPoolExecutor(width) as pool:
+    done = pool.map(work, lanes)
+    for _ in rich_progress.track(done, title, total=len(lanes)):
+      pass
+
+
+def _note(out: pathlib.Path, job: Job, seconds: float) -> None:
+  made = str(job.made.relative_to(out))
+  with open(out / "seconds.jsonl", "a") as file:
+    file.write(json.dumps({"made": made, "cpu": seconds}) + "\n")
 
 
 def collect(
