@@ -1,8 +1,13 @@
 """Batches for tests: random ones, and ones made by hand from a few arrays."""
 
+import functools
+import pathlib
+
 import jax.numpy as jnp
 import numpy as np
 
+from mrl_jax.exchange import publish
+from mrl_jax.text import tokenizer as tokenizer_lib
 from mrl_jax.types import Batch, Peers, Scores, Source
 
 
@@ -65,3 +70,12 @@ def scores(batch_: Batch, seed=0, drift=0.3) -> Scores:
   )
   entropies = jnp.asarray(rng.exponential(size=shape), jnp.float32)
   return Scores(moved, entropies)
+
+
+@functools.cache
+def member(name: str = "char") -> publish.Member:
+  """The side in an exchange of one of the packaged tiny policies."""
+  root = pathlib.Path(__file__).parent.parent
+  tokenizer = tokenizer_lib.load(str(root / "experiments" / "assets" / name))
+  allowed = tokenizer.allowed(tokenizer.vocab_size)
+  return publish.Member(name, tokenizer, allowed, 12, "task exact", 0)

@@ -5,29 +5,16 @@ import math
 import numpy as np
 import pytest
 
-from experiments import tokenizers
 from mrl_jax import collate, records
 from mrl_jax.exchange import publish, receive
-from mrl_jax.text import tokenizer as tokenizer_lib
 from mrl_jax.types import Source
-
-KINDS = {
-  "char": tokenizers.char,
-  "merged": tokenizers.merged,
-  "operator": tokenizers.operator,
-}
+from tests import factories
 
 
 @pytest.fixture(scope="module")
-def members(tmp_path_factory):
-  made = {}
-  for name, kind in KINDS.items():
-    directory = tmp_path_factory.mktemp(name)
-    tokenizers.write(directory, kind())
-    tokenizer = tokenizer_lib.load(str(directory))
-    allowed = tokenizer.allowed(tokenizer.vocab_size)
-    made[name] = publish.Member(name, tokenizer, allowed, 12, "task exact", 0)
-  return made
+def members():
+  names = ("char", "merged", "operator")
+  return {name: factories.member(name) for name in names}
 
 
 def rollout(member, prompt_id, sample, text, right, finished=True, ids=None):
@@ -156,6 +143,13 @@ def test_a_twin_is_read_token_by_token(members):
   tokens = np.asarray([ids[0], ids[0], record.tokens[-1]], np.int32)
   drifted = record._replace(tokens=tokens)
   assert receive.read_trajectory(member, drifted) == "drift"
+
+
+def test_ends_that_are_not_of_the_text_are_a_refusal(members):
+  source = round_of(members["char"], [("p", "12", True)])
+  (record,) = told(source, members["char"], "trajectory")
+  bent = record._replace(ends=np.asarray([1, 3, 3], np.int32))
+  assert receive.read_trajectory(members["merged"], bent) == "misaligned"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,10 @@ import pytest
 
 from mrl_jax import compose, losses, recipes
 from mrl_jax import config as config_lib
-from mrl_jax.transforms import advantages, clipping, weights
+from mrl_jax.exchange import receive
+from mrl_jax.transforms import advantages, clipping, foreign, weights
+from mrl_jax.transforms import rows as rows_lib
+from mrl_jax.types import Source, Trace
 from tests import factories
 
 PAIRS = [
@@ -91,13 +94,117 @@ def test_the_readmes_recipe_runs():
   code = re.search(r"```python\n(.*?)```", text, re.S).group(1)
   names = {
     "Recipe": recipes.Recipe,
-    "chain": compose.chain,
+    "Source": Source,
     "advantages": advantages,
+    "chain": compose.chain,
     "clipping": clipping,
-    "weights": weights,
     "losses": losses,
+    "member": factories.member(),
+    "receive": receive,
+    "rows": rows_lib,
+    "weights": weights,
   }
   exec(code, names)
-  rows = names["grpo"].prepare(batch())
-  value = losses.objective(names["grpo"].loss)(factories.scores(rows), rows)
+  source = [Source.OWN] * 7 + [Source.RESCUE]
+  rows = batch()._replace(source=jnp.asarray(source, jnp.int32))
+  rows = rows._replace(rewards=rows.rewards.at[7].set(jnp.nan))
+  rows = names["sgt"].prepare(rows)
+  objective = losses.objective(names["sgt"].loss)
+  value, grads = jax.value_and_grad(objective)(factories.scores(rows), rows)
   assert np.isfinite(value)
+  used = rows.weights[7] != 0
+  np.testing.assert_allclose(
+    grads.logprobs[7], jnp.where(used, -0.1 / used.sum(), 0.0), atol=1e-7
+  )
+
+
+def peers_batch():
+  """Two groups of three own rows and one of a peer's with a trace."""
+  rows = batch()
+  source = jnp.asarray([0, 0, 0, 1] * 2, jnp.int32)
+  steps = jnp.broadcast_to(jnp.arange(6, dtype=jnp.int32), (8, 6))
+  one, nothing = jnp.ones((8, 6)), jnp.zeros((8, 6))
+  trace = Trace(
+    logprobs=rows.behavior_logprobs - 1.0,
+    first=steps,
+    first_part=one,
+    last=steps,
+    last_part=nothing,
+    chunk_start=steps,
+    chunk_stop=steps + 1,
+    byte_share=one,
+  )
+  return rows._replace(source=source, trace=trace)
+
+
+def probe(weigh=None):
+  base = recipes.grpo(
+    loss=losses.policy_gradient(),
+    reduction=weights.token_mean(rows_lib.SAMPLES),
+    advantage=advantages.group_advantages(rows_lib.SAMPLES),
+  )
+  return recipes.prp(base, factories.member(), 1, weigh=weigh)
+
+
+def test_prp_weighs_a_peer_by_its_own_log_probs():
+  rows = probe().prepare(peers_batch())
+  used = np.asarray(rows.weights) != 0
+  found = np.asarray(rows.behavior_logprobs)
+  wanted = np.asarray(rows.trace.logprobs)
+  np.testing.assert_array_equal(found[3][used[3]], wanted[3][used[3]])
+  own = batch().behavior_logprobs
+  np.testing.assert_array_equal(found[:3], own[:3])
+  assert float(rows.weights.sum()) == pytest.approx(1, abs=1e-6)
+
+
+def test_decoupled_prp_moves_the_ratio_into_the_weight():
+  plain = probe().prepare(peers_batch())
+  rows = probe(foreign.decouple(cap=2.0)).prepare(peers_batch())
+  used = np.asarray(rows.weights) != 0
+  # The learner is exp(1.1) times as likely as the peer, over the cap of 2.
+  np.testing.assert_allclose(
+    rows.weights[3][used[3]], 2 * plain.weights[3][used[3]], rtol=1e-5
+  )
+  np.testing.assert_array_equal(rows.weights[:3], plain.weights[:3])
+  np.testing.assert_array_equal(rows.behavior_logprobs[3], rows.old_logprobs[3])
+
+
+def test_recompute_prp_forgets_who_sampled():
+  plain = probe().prepare(peers_batch())
+  rows = probe(foreign.anchor(Source.PEER)).prepare(peers_batch())
+  np.testing.assert_array_equal(rows.weights, plain.weights)
+  np.testing.assert_array_equal(rows.behavior_logprobs[3], rows.old_logprobs[3])
+  np.testing.assert_array_equal(
+    rows.behavior_logprobs[:3], plain.behavior_logprobs[:3]
+  )
+
+
+@pytest.mark.parametrize("weigh", [None, foreign.decouple()])
+def test_a_peers_ratio_is_bounded_and_its_negative_rows_doubly_clipped(weigh):
+  recipe = probe(weigh)
+  rows = peers_batch()
+  far = rows.trace._replace(logprobs=rows.trace.logprobs - 200.0)
+  rows = recipe.prepare(rows._replace(trace=far))
+  value, grads = jax.value_and_grad(losses.objective(recipe.loss))(
+    factories.scores(rows), rows
+  )
+  assert np.isfinite(value)
+  assert np.isfinite(grads.logprobs).all()
+  most = 3.0 * np.abs(np.asarray(rows.weights * rows.advantages[:, None]))
+  if weigh is None:
+    assert abs(float(value)) <= most.sum() + 1e-6
+
+
+def test_flags_name_the_probes_and_what_they_need():
+  two = {"policies": ("a", "b")}
+  made_ = {
+    name: recipes.from_config(
+      config_lib.Config(workdir="w", recipe=(name,), **two),
+      0,
+      factories.member(),
+    )
+    for name in ("grpo", "prp", "xgrpo", "sgt", "xgrpo+sgt", "dr_grpo+prp+sgt")
+  }
+  assert made_["grpo"].needs == ()
+  assert made_["xgrpo+sgt"].needs == ("values", "success")
+  assert made_["dr_grpo+prp+sgt"].needs == ("trajectory", "success")

@@ -109,7 +109,10 @@ def read_trajectory(
   if record.header.tokenizer == member.tokenizer.identity:
     alignment = _one_to_one(len(told.tokens))
   else:
-    alignment = align.align(record.ends, told.ends, record.finished)
+    try:
+      alignment = align.align(record.ends, told.ends, record.finished)
+    except ValueError:
+      return "misaligned"
   return records.Foreign(
     prompt_id=record.header.prompt_id,
     peer=record.header.policy,
