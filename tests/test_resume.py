@@ -5,21 +5,29 @@ import signal
 
 import pytest
 
+from mrl_jax.exchange import store
 from tests import runs
 
-FILES = ("metrics.jsonl", "rollouts.jsonl")
+FILES = ("metrics.jsonl", "rollouts.jsonl", "exchange.jsonl")
+# Policies that learn, and exchange every kind of record.
+FLAGS = {
+  "recipe": "prp+sgt,xgrpo+sgt",
+  "task_args": '{"max_operations": 4}',
+  "completion_limit": 8,
+  "lr": 1e-3,
+}
 
 
 @pytest.fixture(scope="module")
-def policies(tmp_path_factory):
-  root = tmp_path_factory.mktemp("policies")
-  return [runs.policy(root / kind, kind) for kind in ("char", "merged")]
+def policies():
+  assets = runs.ROOT / "experiments" / "assets"
+  return [str(assets / kind) for kind in ("char", "merged")]
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, policies):
   workdir = tmp_path_factory.mktemp("whole") / "run"
-  done = runs.run(runs.command(workdir, policies))
+  done = runs.run(runs.command(workdir, policies, **FLAGS))
   assert done.returncode == 0, done.stdout + done.stderr
   return workdir
 
@@ -30,6 +38,17 @@ def same(left, right):
   for policy in ("char", "merged"):
     name = f"export/{policy}/model.safetensors"
     assert (left / name).read_bytes() == (right / name).read_bytes(), name
+  assert shipments(left) == shipments(right)
+  assert len(shipments(left)) == 12  # of two policies in six rounds
+
+
+def shipments(workdir):
+  store_ = store.Directory(workdir / "exchange")
+  return {
+    (policy, round_): store_.get(policy, round_)
+    for policy in store_.policies()
+    for round_ in store_.rounds(policy)
+  }
 
 
 def until(process, rounds):
@@ -46,7 +65,7 @@ def until(process, rounds):
 def test_killed_at_a_random_point_and_started_again(
   rounds, policies, whole, tmp_path
 ):
-  arguments = runs.command(tmp_path / "run", policies)
+  arguments = runs.command(tmp_path / "run", policies, **FLAGS)
   process = runs.start(arguments)
   until(process, rounds)
   pause = random.uniform(0, 0.1)
@@ -62,7 +81,7 @@ def test_killed_at_a_random_point_and_started_again(
 
 
 def test_sigterm_saves_and_exits_cleanly(policies, whole, tmp_path):
-  arguments = runs.command(tmp_path / "run", policies, save_every=0)
+  arguments = runs.command(tmp_path / "run", policies, save_every=0, **FLAGS)
   process = runs.start(arguments)
   until(process, 2)
   process.send_signal(signal.SIGTERM)
@@ -77,7 +96,7 @@ def test_sigterm_saves_and_exits_cleanly(policies, whole, tmp_path):
 
 
 def test_another_configuration_in_the_same_folder_is_refused(policies, whole):
-  done = runs.run(runs.command(whole, policies, seed=5))
+  done = runs.run(runs.command(whole, policies, seed=5, **FLAGS))
   assert done.returncode == 2
   assert done.stderr.strip().count("\n") == 0
   assert "--seed=5" in done.stderr
