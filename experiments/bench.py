@@ -4,7 +4,8 @@
 
 For a named shape: wall and CPU seconds (median and least) of sampling, of
 log-probs alone, of loss and gradient, and of the whole step with a reference
-forward; tokens per second; the temporaries XLA allocates; peak memory. CPU
+forward; tokens per second; the temporaries XLA allocates; peak memory. With
+--tokenizers, also of reading one tokenizer's completions in another's. CPU
 seconds are of the whole process and are the number to compare on a shared
 machine. The first, compiling call of each part is reported apart.
 """
@@ -22,8 +23,10 @@ import jax
 import numpy as np
 from absl import flags
 
+from experiments import bench_alignment
 from experiments import flags as flags_lib
 from mrl_jax import collate, compose, losses, records
+from mrl_jax import config as config_lib
 from mrl_jax.model import spec as spec_lib
 from mrl_jax.model import transformer
 from mrl_jax.parallel import mesh as mesh_lib
@@ -56,6 +59,7 @@ SHAPES = {
   "small": Shape(),
   "tiny": Shape(2, 128, 256, 4, 2, 32, 64, 32, 16, 16, 16),
   "long": Shape(prompts=2, samples=8, completion_length=1024),
+  "exchange": Shape(completion_length=1024),
 }
 
 
@@ -269,6 +273,12 @@ def main() -> int:
   out = measure(
     shape, values.dtype, values.remat, values.microbatches, values.reps
   )
+  if values.tokenizers:
+    if len(values.tokenizers) != 2:
+      raise config_lib.ConfigError(
+        "tokenizers", tuple(values.tokenizers), "must be two directories"
+      )
+    out["alignment"] = bench_alignment.measure(*values.tokenizers)
   text = json.dumps({"name": values.shape, **out}, indent=1)
   if values.out:
     pathlib.Path(values.out).write_text(text + "\n")
@@ -280,5 +290,8 @@ if __name__ == "__main__":
   flags_lib.define(("dtype", "remat", "microbatches"))
   flags.DEFINE_enum("shape", "small", sorted(SHAPES), "Which shape.")
   flags.DEFINE_integer("reps", 5, "Timed calls of each part.", 1)
+  flags.DEFINE_list(
+    "tokenizers", [], "Also time reading the first one's tokens in the other's."
+  )
   flags.DEFINE_string("out", "", "Also write the JSON here.")
   flags_lib.run(main)

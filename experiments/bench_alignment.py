@@ -1,6 +1,6 @@
 """Times what it costs to read a peer's completions in other tokens.
 
-  python -m experiments.bench_alignment --source=DIR --receiver=DIR
+  python -m experiments.bench --tokenizers=SOURCE,RECEIVER
 
 On the host: `spell` by the producer, then `retokenize` and `align` by the
 receiver, on completions of English, code and mathematics. On the device:
@@ -11,7 +11,6 @@ downloaded, and no completion is timed twice: a tokenizer remembers words.
 """
 
 import inspect
-import json
 import pathlib
 import pydoc_data.topics
 import statistics
@@ -20,13 +19,23 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import flags
 
-from experiments import flags as flags_lib
 from mrl_jax.kernels import realign
 from mrl_jax.text import align
 from mrl_jax.text import tokenizer as tokenizer_lib
 from mrl_jax.types import Trace
+
+
+def measure(
+  source: str, receiver: str, length: int = 1000, count: int = 100
+) -> dict[str, Any]:
+  """Both parts, for the tokenizers of two Hugging Face directories."""
+  pair = tokenizer_lib.load(source), tokenizer_lib.load(receiver)
+  return {
+    "vocabularies": [tokenizer.vocab_size for tokenizer in pair],
+    "host": host(*pair, length, count),
+    "device": device(),
+  }
 
 
 def texts(count: int, seed: int = 0) -> list[str]:
@@ -146,31 +155,3 @@ def _worked(rng: np.random.Generator) -> str:
     f" sides gives ${a}x = {c - b}$, so $x = \\frac{{{c - b}}}{{{a}}}"
     f" \\approx {(c - b) / a:.3f}$.\nCheck: ${a} \\cdot {b} = {a * b}$."
   )
-
-
-def main() -> int:
-  values = flags.FLAGS
-  source = tokenizer_lib.load(values.source)
-  receiver = tokenizer_lib.load(values.receiver)
-  out = {
-    "vocabularies": [source.vocab_size, receiver.vocab_size],
-    "host": host(source, receiver, values.length, values.count),
-    "device": device(),
-    "jax": jax.__version__,
-    "device_kind": jax.devices()[0].device_kind,
-  }
-  text = json.dumps(out, indent=1)
-  if values.out:
-    pathlib.Path(values.out).write_text(text + "\n")
-  print(text)
-  return 0
-
-
-if __name__ == "__main__":
-  flags.DEFINE_string("source", None, "Directory of the peer's tokenizer.")
-  flags.DEFINE_string("receiver", None, "Directory of the own tokenizer.")
-  flags.mark_flags_as_required(["source", "receiver"])
-  flags.DEFINE_integer("length", 1000, "Tokens of a completion.", 2)
-  flags.DEFINE_integer("count", 100, "Timed completions.", 1)
-  flags.DEFINE_string("out", "", "Also write the JSON here.")
-  flags_lib.run(main)

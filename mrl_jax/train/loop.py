@@ -168,6 +168,7 @@ def _round(run_: turn.Run, log: metrics.Log, cursor: rounds.Cursor):
   for name, work in works.items():
     values = {**work.values, "dropped_prompts": cursor.dropped}
     times = report.timings(work.round, work.seconds)
+    times["devices"] = len(work.devices)
     log.metrics(name, number, values)
     log.timings(name, number, times)
     log.exchange(work.decisions)
