@@ -111,7 +111,9 @@ def table(rows: Sequence[Row], file: TextIO | None = None) -> None:
       *(progress.cell(row.exchange.get(title), ",.0f") for title in heard),
     )
   width = None if terminal else 120 + 12 * len(heard)
-  rich.console.Console(file=file, width=width).print(grid)
+  rich.console.Console(file=file, width=width, force_terminal=terminal).print(
+    grid
+  )
 
 
 def _change(first: float | None, last: float | None) -> str:

@@ -26,6 +26,7 @@ def test_the_notebook_runs(monkeypatch):
   assert "not one to one" in text
   assert "admitted 0, refused ['late']" in text
   assert "| merged |" in text  # the final table of the run
+  assert "receiver" in text  # and what was exchanged
   images = [o for out in shown for o in out if "image/png" in o.get("data", {})]
   assert len(images) == 2
 
