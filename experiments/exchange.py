@@ -24,7 +24,7 @@ import rich.panel
 import rich.table
 import rich.text
 
-from experiments import rollouts
+from experiments import rollouts, stores
 from mrl_jax import records as records_lib
 from mrl_jax.exchange import codec
 from mrl_jax.exchange import store as store_lib
@@ -62,7 +62,7 @@ def read(workdir: str | os.PathLike[str]) -> Exchange:
     ValueError: There was no exchange, or the decisions cannot be read.
   """
   path = pathlib.Path(workdir) / "exchange.jsonl"
-  folder = pathlib.Path(workdir) / "exchange"
+  folder = stores.folder(pathlib.Path(workdir))
   if not path.exists() and not folder.exists():
     raise ValueError(
       f"{path}: no such file; is {workdir} the workdir of a run whose "

@@ -16,9 +16,8 @@ import pathlib
 import jax
 
 from experiments import flags as flags_lib
-from experiments import models, plots, progress, summary, tasks
+from experiments import models, plots, progress, stores, summary, tasks
 from mrl_jax import config as config_lib
-from mrl_jax.exchange import store
 from mrl_jax.model import hf
 from mrl_jax.tasks import dataset
 from mrl_jax.train import checkpoint, loop, metrics, placement, turn
@@ -61,7 +60,7 @@ def main() -> int:
       states,
       order,
       pool,
-      _store(config, workdir),
+      stores.make(config),
       lambda state: metrics.Log(workdir, state=state),
       checkpoints,
       turn.Hooks(display.phase, display.round, display.message),
@@ -81,12 +80,6 @@ def _claim(config: config_lib.Config, workdir: pathlib.Path) -> None:
   part.write_text(json.dumps(config_lib.to_dict(config), indent=2) + "\n")
   os.replace(part, path)
   flags_lib.save(config, workdir / "run.flags")
-
-
-def _store(config: config_lib.Config, workdir: pathlib.Path) -> store.Store:
-  if config.exchange == "memory":
-    return store.Memory()
-  return store.Directory(config.exchange or workdir / "exchange")
 
 
 def _build(config, number, mesh):

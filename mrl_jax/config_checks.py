@@ -85,6 +85,12 @@ def _check_numbers(config: Any) -> None:
       config.samples,
       "must be at least 2 (a group's baseline needs company)",
     )
+  if config.staleness and config.exchange == "memory":
+    raise ConfigError(
+      "staleness",
+      config.staleness,
+      "needs --exchange=FOLDER: a run that resumes reads earlier rounds again",
+    )
   if config.xgrpo_mix != -1 and not 0 <= config.xgrpo_mix <= 1:
     raise ConfigError("xgrpo_mix", config.xgrpo_mix, "must be in [0, 1] or -1")
   for name in ("temperature", "verifier_deadline", "peer_cap"):

@@ -134,6 +134,11 @@ def test_division_is_exact_for_all_small_shapes():
         make(samples=(2,), **values)
 
 
+def test_older_records_must_outlive_the_process():
+  with pytest.raises(config_lib.ConfigError, match="--staleness=1"):
+    make(staleness=1, exchange="memory")
+
+
 def test_a_probe_needs_a_peer():
   with pytest.raises(config_lib.ConfigError, match="more than one"):
     make(policies=("a",), recipe=("sgt",))

@@ -75,7 +75,8 @@ def run(
     hooks,
   )
   cursor, log_state = _restore(run_, checkpoints)
-  store_.forget(cursor.round)  # of a run that was killed later than saved
+  for policy in policies:  # of a run that was killed later than saved
+    store_.forget(cursor.round, policy.name)
   log = log_for(log_state)
   measured: dict[str, list[dict[str, float]]] = collections.defaultdict(list)
   with _Interrupt(hooks) as interrupt:
