@@ -119,7 +119,7 @@ def align(
   last, place = len(source), len(own)
   eos = records.Alignment(last, 1.0, last, 0.0, place, place + 1, 1.0)
   columns = zip(found, eos, strict=True)
-  return records.Alignment(*(np.append(c, c.dtype.type(x)) for c, x in columns))
+  return records.Alignment(*(_longer(c, x) for c, x in columns))
 
 
 def chunks(
@@ -185,7 +185,7 @@ def _whole(joined: bytes, ends: np.ndarray) -> np.ndarray:
 def _spelling(text, ids, ends, eos) -> Spelling:
   total = ends[-1:] if len(ends) else [0]
   if len(eos):
-    ends = np.append(ends, total)
+    ends = np.concatenate([ends, total])
   tokens = np.fromiter([*ids, *eos], np.int32)
   return Spelling(text, tokens, ends.astype(np.int32))
 
@@ -224,7 +224,7 @@ def _align(source: np.ndarray, own: np.ndarray) -> records.Alignment:
     high = np.minimum(own, source[index])
     return np.where(width > 0, (high - low) / np.maximum(width, 1), 1.0)
 
-  chunk_width = np.diff(common, prepend=0)[chunk]
+  chunk_width = (common - _starts(common))[chunk]
   share = (own - starts) / np.maximum(chunk_width, 1)
   columns = {
     "first": first,
@@ -232,7 +232,7 @@ def _align(source: np.ndarray, own: np.ndarray) -> records.Alignment:
     "last": last,
     "last_part": part(last) * (holds & (last > first)),
     "chunk_start": heads[chunk],
-    "chunk_stop": np.append(heads[1:], len(own))[chunk],
+    "chunk_stop": _longer(heads[1:], len(own))[chunk],
     "byte_share": np.where(chunk_width > 0, share, holds),
   }
   return records.Alignment(
@@ -244,7 +244,7 @@ def _common(source: np.ndarray, own: np.ndarray) -> np.ndarray:
   """The bytes at which both sides end a token, increasing; never empty."""
   shared = own[source[np.searchsorted(source, own)] == own]
   # A shared end at 0 only says that both begin with tokens without bytes.
-  fresh = shared > np.append(0, shared[:-1])
+  fresh = shared > _starts(shared)
   return shared[fresh] if own[-1] else own[-1:]
 
 
@@ -256,11 +256,23 @@ def _chunk_of(ends: np.ndarray, common: np.ndarray) -> np.ndarray:
 
 def _heads(chunk: np.ndarray) -> np.ndarray:
   """The first token of each chunk."""
-  return np.flatnonzero(np.diff(chunk, prepend=-1))
+  new = np.empty(len(chunk), bool)
+  new[0] = True
+  np.not_equal(chunk[1:], chunk[:-1], out=new[1:])
+  return np.flatnonzero(new)
 
 
 def _starts(ends: np.ndarray) -> np.ndarray:
-  return np.append(ends.dtype.type(0), ends[:-1])
+  """Where each token starts: 0, and where the one before it ends."""
+  starts = np.zeros_like(ends)  # np.append costs as much as all the rest here
+  starts[1:] = ends[:-1]
+  return starts
+
+
+def _longer(values: np.ndarray, last: int | float) -> np.ndarray:
+  found = np.empty(len(values) + 1, values.dtype)
+  found[:-1], found[-1] = values, last
+  return found
 
 
 def _bodies(source_ends, ends, finished) -> tuple[np.ndarray, np.ndarray]:
@@ -269,7 +281,7 @@ def _bodies(source_ends, ends, finished) -> tuple[np.ndarray, np.ndarray]:
   bodies = []
   for name, side in sides.items():
     side = np.asarray(side)
-    steps = np.diff(side, prepend=0)
+    steps = side - _starts(side)
     if (steps < 0).any():
       raise ValueError(f"{name} must not decrease, from 0 on: {side.tolist()}")
     if finished and (not len(side) or steps[-1] != 0):
