@@ -17,6 +17,7 @@ from mrl_jax.config_checks import ConfigError
 RECIPES = ("grpo", "dr_grpo", "prp", "xgrpo", "sgt")  # joined by +
 PRP_MODES = ("behavior", "decoupled", "recompute")
 SPREADS = ("bytes", "chunk")
+RESCUE_MEANS = ("tokens", "prompts")
 EXECUTORS = ("inline", "partition")
 LOSSES = ("policy_gradient", "gspo", "cispo", "reinforce")
 REDUCTIONS = ("token_mean", "sequence_mean", "constant_mean")
@@ -169,6 +170,11 @@ class Config:
   )
   rescue_weight: float = _field(
     0.1, "Weight of the log-likelihood of a peer's success in SGT."
+  )
+  rescue_mean: str = _field(
+    "tokens",
+    "Over what that is a mean: the rescue tokens, or all prompts.",
+    RESCUE_MEANS,
   )
   rescue_samples: int = _field(1, "Successes imitated per rescued prompt.")
 

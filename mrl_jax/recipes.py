@@ -13,6 +13,7 @@ recipe and return one, so they combine: `sgt(xgrpo(grpo(...)))`.
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 from mrl_jax import compose, losses, records
@@ -122,17 +123,19 @@ def sgt(
   *,
   scale: float = 0.1,
   per_prompt: int = 1,
+  mean: Callable[..., BatchTransform] = weights.token_mean,
 ) -> Recipe:
   """SGT: imitates a peer's verified success where every own sample failed.
 
-  loss = base + scale * mean over rescue tokens of -log p. Gate, scale and the
-  uniform draw follow a later reproduction of the paper.
+  loss = base + scale * mean over rescue tokens of -log p. Gate, scale, mean
+  and the uniform draw follow a later reproduction of the paper. A mean over
+  rescue tokens weighs one rescued prompt as much as a hundred; with
+  `weights.group_mean` the step is in proportion to the rescue set, which is
+  what the paper's analysis of its direction says.
   """
   return base._replace(
     receive=compose.chain(base.receive, receive_lib.rescue(member, per_prompt)),
-    prepare=compose.chain(
-      base.prepare, weights.token_mean(Source.RESCUE, scale)
-    ),
+    prepare=compose.chain(base.prepare, mean(Source.RESCUE, scale)),
     loss=losses.switch(base.loss, {Source.RESCUE: losses.score()}),
     needs=(*base.needs, "success"),
   )
@@ -179,11 +182,15 @@ def from_config(
       member,
       scale=config.rescue_weight,
       per_prompt=config.rescue_samples,
+      mean=_RESCUE_MEANS[config.rescue_mean],
     )
   return recipe
 
 
 _SPREADS = {"bytes": realign.collect, "chunk": realign.collect_chunks}
+
+
+_RESCUE_MEANS = {"tokens": weights.token_mean, "prompts": weights.group_mean}
 
 
 def _weigh(config: config_lib.Config) -> BatchTransform | None:

@@ -216,3 +216,27 @@ def test_a_correction_leaves_other_sources_alone():
 def test_bad_arguments_are_refused_by_name(make, field):
   with pytest.raises(ValueError, match=field):
     make()
+
+
+def test_a_group_mean_counts_the_prompts_without_a_row():
+  """Two of four prompts have a rescue; one of them has two rows."""
+  source = [Source.OWN, Source.RESCUE, Source.RESCUE] + [Source.OWN] * 3
+  source += [Source.OWN, Source.RESCUE]
+  rows = factories.rows(
+    [[1, 1, 0]] * 2 + [[1, 0, 0]] + [[1, 1, 1]] * 5,
+    source=source,
+    group=[0, 0, 0, 1, 1, 2, 3, 3],
+  )
+  found = np.asarray(weights.group_mean(Source.RESCUE, 0.4)(rows).weights)
+  np.testing.assert_allclose(found[1], [0.1 / 3, 0.1 / 3, 0], rtol=1e-6)
+  np.testing.assert_allclose(found[2], [0.1 / 3, 0, 0], rtol=1e-6)
+  np.testing.assert_allclose(found[7], [0.1 / 3] * 3, rtol=1e-6)
+  own = np.asarray(source) == Source.OWN
+  np.testing.assert_array_equal(found[own], np.asarray(rows.weights)[own])
+  assert found[~own].sum() == pytest.approx(0.4 * 2 / 4)
+
+
+def test_a_group_mean_of_nothing_is_nothing():
+  rows = factories.rows([[1, 1], [1, 0]])
+  found = weights.group_mean(Source.RESCUE)(rows)
+  np.testing.assert_array_equal(found.weights, rows.weights)

@@ -32,7 +32,14 @@ from experiments.studies import mutual_report
 from mrl_jax.train import metrics
 
 KINDS = {"char": 0.45, "merged": 1.05}  # and the loss that warm starts stop at
-METHODS = ("grpo", "prp", "xgrpo", "sgt")
+# The flagfile of each method, and what it changes.
+METHODS = {
+  "grpo": ("grpo",),
+  "prp": ("prp",),
+  "xgrpo": ("xgrpo",),
+  "sgt": ("sgt",),
+  "sgt_prompts": ("sgt", "--rescue_mean=prompts", "--rescue_weight=1.0"),
+}
 HELD_OUT = ("--problems=200", "--n=16", "--k=1,16")
 FLAGFILE = "experiments/flagfiles/{}.flags"
 
@@ -97,7 +104,8 @@ def pipeline(
   ]
   train = [
     "experiments.run",
-    f"--flagfile={FLAGFILE.format(method)}",
+    f"--flagfile={FLAGFILE.format(METHODS[method][0])}",
+    *METHODS[method][1:],
     f"--workdir={run}",
     f"--policies={','.join(str(root / kind) for kind in KINDS)}",
     f"--seed={seed}",
@@ -234,7 +242,9 @@ def main() -> int:
 
 if __name__ == "__main__":
   flags.DEFINE_string("out", "runs/mutual", "Folder of all runs.")
-  flags.DEFINE_multi_enum("methods", METHODS, METHODS, "Which to compare.")
+  flags.DEFINE_multi_enum(
+    "methods", list(METHODS), list(METHODS), "Which to compare."
+  )
   flags.DEFINE_integer("seeds", 5, "How many.", 1)
   flags.DEFINE_integer("rounds", 60, "Rounds of each run.", 1)
   flags.DEFINE_integer("jobs", 2, "Processes at a time, one core each.", 1)

@@ -13,7 +13,14 @@ from experiments import plots
 
 AVERAGE = "average"
 LAST = 20  # rounds whose variance is the stability
-COLORS = dict(zip(("grpo", "prp", "xgrpo", "sgt"), plots.COLORS, strict=False))
+NAMES = {
+  "grpo": "GRPO",
+  "prp": "PRP",
+  "xgrpo": "XGRPO",
+  "sgt": "SGT",
+  "sgt_prompts": "SGT, mean over prompts",
+}
+COLORS = dict(zip(NAMES, plots.COLORS, strict=False))
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -68,7 +75,7 @@ def table(results: dict[str, Any]) -> str:
     for method in methods(results):
       ones = by_seed(results, method, policy, "pass@1")
       gain = [ones[s] - base[s] for s in ones if s in base]
-      cells = [policy, method.upper(), str(len(ones)), _cell(ones.values())]
+      cells = [policy, NAMES[method], str(len(ones)), _cell(ones.values())]
       cells.append("" if method == "grpo" else _cell(gain, "+"))
       for key, scale in (("pass@16", 1), ("early", 1), ("variance", 1e4)):
         found = by_seed(results, method, policy, key).values()
@@ -98,8 +105,8 @@ def figure(results: dict[str, Any], path: pathlib.Path) -> pathlib.Path:
       curves = _curves(results, method, policy)
       curves = np.stack([plots.smooth(curve) for curve in curves])
       mean = curves.mean(0)
-      color = COLORS.get(method, plots.INK)
-      axes.plot(mean, color=color, linewidth=1.8, label=method.upper())
+      color = COLORS[method]
+      axes.plot(mean, color=color, linewidth=1.8, label=NAMES[method])
       if len(curves) > 1:
         half = stats.t.ppf(0.975, len(curves) - 1) * stats.sem(curves, axis=0)
         axes.fill_between(

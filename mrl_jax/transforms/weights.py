@@ -10,6 +10,7 @@ With no token left the weights are 0, and so is the loss.
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -72,6 +73,27 @@ def constant_mean(
     return weights / (length * _or_one(count))
 
   return _mean(normalize, source, scale)
+
+
+def group_mean(
+  source: rows.Sources = None, scale: float = 1.0
+) -> BatchTransform:
+  """Every prompt counts the same, with or without a row of `source`.
+
+  w <- scale w / (sum_{rows of the group, t} w * groups), with the groups of
+  the whole batch: what few prompts have weighs little.
+  """
+
+  def apply(batch: Batch) -> Batch:
+    mine = rows.among(batch, source)[:, None]
+    kept = jnp.where(mine, batch.weights, 0.0)
+    count = batch.group.shape[0]
+    totals = jax.ops.segment_sum(kept.sum(-1), batch.group, count)
+    there = jax.ops.segment_max(jnp.ones((count,)), batch.group, count) > 0
+    found = kept / _or_one(totals)[batch.group][:, None] / there.sum()
+    return batch._replace(weights=jnp.where(mine, scale * found, batch.weights))
+
+  return apply
 
 
 def _mean(normalize, source, scale) -> BatchTransform:
