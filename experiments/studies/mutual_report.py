@@ -66,20 +66,23 @@ def table(results: dict[str, Any]) -> str:
   The difference is paired: each seed's method minus the same seed's GRPO.
   """
   lines = [
-    "| policy | method | seeds | pass@1 | pass@1 - GRPO | pass@16 | "
+    "| policy | method | pass@1 | minus GRPO | pass@16 | minus GRPO | "
     "first half of the curve | variance of the last rounds (1e-4) |",
     "|---|---|---|---|---|---|---|---|",
   ]
   for policy in policies(results):
-    base = by_seed(results, "grpo", policy, "pass@1")
     for method in methods(results):
-      ones = by_seed(results, method, policy, "pass@1")
-      gain = [ones[s] - base[s] for s in ones if s in base]
-      cells = [policy, NAMES[method], str(len(ones)), _cell(ones.values())]
-      cells.append("" if method == "grpo" else _cell(gain, "+"))
-      for key, scale in (("pass@16", 1), ("early", 1), ("variance", 1e4)):
-        found = by_seed(results, method, policy, key).values()
-        cells.append(_cell([v * scale for v in found], digits=2 + (scale == 1)))
+      cells = [policy, NAMES[method]]
+      for key in ("pass@1", "pass@16"):
+        ones = by_seed(results, method, policy, key)
+        base = by_seed(results, "grpo", policy, key)
+        gain = [ones[s] - base[s] for s in ones if s in base]
+        cells.append(_cell(ones.values()))
+        cells.append("" if method == "grpo" else _cell(gain, "+"))
+      early = by_seed(results, method, policy, "early").values()
+      variance = by_seed(results, method, policy, "variance").values()
+      cells.append(_cell(early))
+      cells.append(_cell([v * 1e4 for v in variance], digits=1))
       lines.append(f"| {' | '.join(cells)} |")
   return "\n".join(lines)
 
