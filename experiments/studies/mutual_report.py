@@ -93,45 +93,64 @@ def _cell(values: Sequence[float], sign: str = "", digits: int = 3) -> str:
 
 
 def figure(results: dict[str, Any], path: pathlib.Path) -> pathlib.Path:
-  """Learning curves: one panel per policy and their average, a line a method.
+  """Learning curves above, and below them what a method gains over GRPO.
 
-  Lines are means over seeds, smoothed as in the other plots; bands are 95 %
-  intervals of the mean.
+  One column per policy and one for their average. Lines are means over
+  seeds, smoothed as in the other plots. Seeds differ far more than methods
+  do, so the band is that of the paired difference: 95 % of its mean.
   """
   shown = policies(results)
   canvas = matplotlib.figure.Figure(
-    figsize=(4.2 * len(shown), 3.4), layout="constrained"
+    figsize=(4.2 * len(shown), 5.6), layout="constrained"
   )
-  grid = canvas.subplots(1, len(shown), squeeze=False)[0]
-  for axes, policy in zip(grid, shown, strict=True):
+  grid = canvas.subplots(2, len(shown), squeeze=False, sharex=True)
+  for column, policy in enumerate(shown):
+    base = _curves(results, "grpo", policy)
     for method in methods(results):
       curves = _curves(results, method, policy)
-      curves = np.stack([plots.smooth(curve) for curve in curves])
-      mean = curves.mean(0)
-      color = COLORS[method]
-      axes.plot(mean, color=color, linewidth=1.8, label=NAMES[method])
-      if len(curves) > 1:
-        half = stats.t.ppf(0.975, len(curves) - 1) * stats.sem(curves, axis=0)
-        axes.fill_between(
-          range(len(mean)), mean - half, mean + half, color=color, alpha=0.12
+      look = {"color": COLORS[method], "linewidth": 1.8}
+      both = [seed for seed in curves if seed in base]
+      grid[0, column].plot(
+        np.mean(list(curves.values()), axis=0), label=NAMES[method], **look
+      )
+      if method != "grpo" and both:
+        _gain(
+          grid[1, column], np.stack([curves[s] - base[s] for s in both]), look
         )
-    axes.set_title(policy, loc="left", fontsize=11, color=plots.INK)
-    axes.set_xlabel("round", color=plots.INK)
+    grid[0, column].set_title(policy, loc="left", fontsize=11, color=plots.INK)
+    grid[1, column].axhline(0, color=COLORS["grpo"], linewidth=1.8)
+    grid[1, column].set_xlabel("round", color=plots.INK)
+  for axes in grid.flat:
     axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(length=0, colors="#555555")
-  grid[0].set_ylabel("pass@1 while training", color=plots.INK)
-  grid[0].legend(frameon=False, labelcolor=plots.INK)
+  grid[0, 0].set_ylabel("pass@1 while training", color=plots.INK)
+  grid[1, 0].set_ylabel("minus GRPO of the same seed", color=plots.INK)
+  grid[0, 0].legend(frameon=False, labelcolor=plots.INK, fontsize=9)
   canvas.savefig(path, dpi=150, facecolor="white")
   return path
 
 
+def _gain(axes, gains: np.ndarray, look: dict[str, Any]) -> None:
+  mean = gains.mean(0)
+  axes.plot(mean, **look)
+  if len(gains) > 1:
+    error = stats.sem(gains, axis=0)
+    half = stats.t.ppf(0.975, len(gains) - 1) * error
+    axes.fill_between(
+      range(len(mean)), mean - half, mean + half, color=look["color"], alpha=0.1
+    )
+
+
 def _curves(
   results: dict[str, Any], method: str, policy: str
-) -> list[np.ndarray]:
-  """One curve per seed; the policies' mean for `AVERAGE`."""
+) -> dict[int, np.ndarray]:
+  """A smooth curve per seed; the policies' mean for `AVERAGE`."""
   found: dict[int, list[list[float]]] = {}
   for run in results["runs"]:
     if run["method"] == method and policy in (run["policy"], AVERAGE):
       found.setdefault(run["seed"], []).append(run["curve"])
-  return [np.mean(curves, axis=0) for curves in found.values()]
+  return {
+    seed: plots.smooth(np.mean(curves, axis=0))
+    for seed, curves in found.items()
+  }
