@@ -74,15 +74,11 @@ def exchanged(
     peers: their samples per prompt, by name.
     mix: the peers' share in XGRPO's baseline; None is the union's.
   """
-  values = counts("exchange", round_.inbox, round_.extra, round_.refused)
+  values = counts("exchange", round_)
   values["exchange/published"] = sum(published.values())
   if len(peers) > 1:
     for name in peers:
-      mine = [
-        tuple(r for r in rows if name_of(r) == name)
-        for rows in (round_.inbox, round_.extra, round_.refused)
-      ]
-      values.update(counts(f"exchange/{name}", *mine))
+      values.update(counts(f"exchange/{name}", _of(round_, name)))
   if "trajectory" in needs:
     values.update(_residuals(round_))
   if "values" in needs:
@@ -99,21 +95,27 @@ def name_of(item: records.Record | records.Foreign | records.Refusal) -> str:
   return item.header.policy
 
 
-def counts(
-  prefix: str,
-  inbox: Sequence[records.Record],
-  extra: Sequence[records.Foreign],
-  refused: Sequence[records.Refusal],
-) -> dict[str, int | float]:
+def _of(round_: records.Round, peer: str) -> records.Round:
+  """The round with what one peer contributed alone."""
+  inbox, extra, refused = (
+    tuple(item for item in items if name_of(item) == peer)
+    for items in (round_.inbox, round_.extra, round_.refused)
+  )
+  return round_._replace(inbox=inbox, extra=extra, refused=refused)
+
+
+def counts(prefix: str, round_: records.Round) -> dict[str, int | float]:
   """Admitted, used and refused, the latter also by reason."""
-  used = {row.record for row in extra}
-  used |= {r.header.id for r in inbox if isinstance(r, records.Values)}
+  used = {row.record for row in round_.extra}
+  if round_.peers:  # the recipe pools values
+    pooled = (r for r in round_.inbox if isinstance(r, records.Values))
+    used |= {record.header.id for record in pooled}
   values = {
-    f"{prefix}/admitted": len(inbox),
+    f"{prefix}/admitted": len(round_.inbox),
     f"{prefix}/used": len(used),
-    f"{prefix}/refused": len(refused),
+    f"{prefix}/refused": len(round_.refused),
   }
-  reasons = collections.Counter(refusal.reason for refusal in refused)
+  reasons = collections.Counter(r.reason for r in round_.refused)
   for reason, count in sorted(reasons.items()):
     values[f"{prefix}/refused/{reason}"] = count
   return values
@@ -193,13 +195,11 @@ def decisions(
 ) -> Iterator[dict[str, Any]]:
   """One record per peer: what was there, what was used, what was refused."""
   for name in peers:
-    mine = [r for r in round_.refused if r.peer == name]
+    mine = _of(round_, name)
     refused: dict[str, list[str]] = {}
-    for refusal in mine:
+    for refusal in mine.refused:
       refused.setdefault(refusal.reason, []).append(refusal.record)
-    inbox = [r for r in round_.inbox if name_of(r) == name]
-    extra = [r for r in round_.extra if r.peer == name]
-    values = counts("n", inbox, extra, mine)
+    values = counts("n", mine)
     yield {
       "policy": round_.policy,
       "round": round_.number,

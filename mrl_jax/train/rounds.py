@@ -159,9 +159,8 @@ def listen(
     deadline=exchange_.deadline,
     cancelled=exchange_.cancelled,
   )
-  needed = [r for r in found.records if r.header.kind in policy.recipe.needs]
   round_ = policy.recipe.receive(
-    round_._replace(inbox=tuple(needed), refused=found.refused)
+    round_._replace(inbox=found.records, refused=found.refused)
   )
   return _verified(policy, round_, problems, pool), found.published
 
