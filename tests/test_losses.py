@@ -8,7 +8,7 @@ import pytest
 from mrl_jax import diagnostics, losses
 from mrl_jax.kernels import correction, surrogate
 from mrl_jax.transforms import weights
-from mrl_jax.types import Scores, Source
+from mrl_jax.types import Scores, Source, Trace
 from tests import factories, oracle
 
 NAN, INF = float("nan"), float("inf")
@@ -211,10 +211,51 @@ def test_diagnostics_are_their_definitions():
       "ess": r.sum() ** 2 / (len(r) * (r**2).sum()),
       "kl": (r - 1 - d).mean(),
       "entropy": np.asarray(said.entropies)[mask].mean(),
+      "nll": -np.asarray(said.logprobs, np.float64)[mask].mean(),
       "ref_kl": (np.exp(ref) - 1 - ref).mean(),
+    }
+    if prefix == "rescue/":  # text alone: whoever sampled it told no log-probs
+      wanted = {name: wanted[name] for name in ("entropy", "nll")}
+    assert {k for k in found if k.startswith(prefix or tuple(wanted))} == {
+      prefix + name for name in wanted
     }
     for name, value in wanted.items():
       np.testing.assert_allclose(found[prefix + name], value, 1e-4, 1e-6)
+
+
+def test_a_peers_weights_are_those_of_whole_chunks():
+  """Chunks [0, 1], [2], [3] of a peer's row; of own rows there are none."""
+  batch = factories.rows(
+    [[1, 1, 1, 1], [1, 1, 1, 0]], source=[0, 1], advantages=[1, 1]
+  )
+  batch = batch._replace(weights=batch.weights.at[1, 3].set(1))
+  source_logprobs = np.asarray([-0.5, -1.0, -0.25, -2.0], np.float32)
+  row = jnp.asarray([[0, 1, 2, 3]] * 2, jnp.int32)
+  batch = batch._replace(
+    trace=Trace(
+      logprobs=jnp.asarray([[0.0] * 4, source_logprobs]),
+      first=row,
+      first_part=jnp.ones((2, 4)),
+      last=row,
+      last_part=jnp.zeros((2, 4)),
+      chunk_start=jnp.asarray([[0, 0, 2, 3]] * 2, jnp.int32),
+      chunk_stop=jnp.asarray([[2, 2, 3, 4]] * 2, jnp.int32),
+      byte_share=jnp.ones((2, 4)),
+    )
+  )
+  said = factories.scores(batch, drift=0.5)
+  d = np.asarray(said.logprobs[1], np.float64) - source_logprobs
+  w = np.exp([d[0] + d[1], d[2], d[3]])
+  one = diagnostics.measure(said, batch)
+  found = diagnostics.summarize([one])
+  assert found["peer/chi2"] == pytest.approx((w**2).mean() - 1, rel=1e-4)
+  wanted = w.sum() ** 2 / (3 * (w**2).sum())
+  assert found["peer/chunk_ess"] == pytest.approx(wanted, rel=1e-4)
+  assert "chi2" not in found
+  # An update in which nobody was heard adds nothing to them.
+  alone = diagnostics.measure(said, batch._replace(trace=None))
+  both = diagnostics.summarize([one, alone])
+  assert both["peer/chi2"] == pytest.approx(found["peer/chi2"])
 
 
 def test_diagnostics_of_parts_merge_into_those_of_the_whole():
