@@ -59,7 +59,6 @@ SHAPES = {
   "small": Shape(),
   "tiny": Shape(2, 128, 256, 4, 2, 32, 64, 32, 16, 16, 16),
   "long": Shape(prompts=2, samples=8, completion_length=1024),
-  "exchange": Shape(completion_length=1024),
 }
 
 
