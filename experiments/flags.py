@@ -7,6 +7,7 @@ run are saved in its folder as `run.flags`, which reproduces it.
 
 import dataclasses
 import sys
+import typing
 from collections.abc import Callable, Iterable, Sequence
 
 from absl import app, flags, logging
@@ -66,7 +67,7 @@ def config(
 
 
 def _items(field: dataclasses.Field, value: Sequence[str]) -> tuple:
-  kind = type(field.default[0]) if field.default else str
+  kind = typing.get_args(field.type)[0]  # the field may be empty by default
   try:
     return tuple(kind(item) for item in value if item != "")
   except ValueError:

@@ -24,6 +24,9 @@ def policies(tmp_path_factory):
     ({"policies": "nowhere"}, ["--policies=nowhere", "directory"]),
     ({"verifier": "nope:f"}, ["--verifier=nope:f"]),
     ({"task_args": '{"n": 3}'}, ["--task_args", "'n'"]),
+    ({"shares": "many"}, ["--shares=many", "list of int"]),
+    ({"shares": "2"}, ["--shares=2", "1 devices"]),
+    ({"executor": "partition", "shares": "2"}, ["--shares=2"]),
     ({"mesh": "3,1,1"}, ["--mesh=3,1,1"]),
     ({"mesh": "8,1,1", "cpu_devices": 8}, ["--mesh=8,1,1", "4 prompts"]),
   ],
@@ -60,6 +63,9 @@ def test_the_saved_flagfile_gives_the_same_configuration(tmp_path):
     lr=(1e-3, 2e-5),
     task_args='{"split": "test"}',
     rescore=True,
+    samples=(4, 8),
+    executor="partition",
+    shares=(1, 2),
   )
   path = tmp_path / "run.flags"
   flags_lib.save(config, path)

@@ -85,7 +85,8 @@ def run(
       for name, phases in seconds.items():
         measured[name].append(phases)
       every = config.replan_every
-      if every and cursor.round % every == 0:
+      more = cursor.round < config.rounds
+      if more and every and cursor.round % every == 0:
         cursor = _replan(run_, measured, cursor)
       last = cursor.round == config.rounds or interrupt.asked
       every = config.save_every
