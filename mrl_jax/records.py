@@ -11,7 +11,7 @@ likely each of its tokens was (`Trajectory`), what its completions earned
 objectives and token ids as such never cross.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +35,7 @@ class Rollout(NamedTuple):
   answer: str  # what the task expects
   reward: float  # NaN: could not be scored
   outcome: str  # the verifier's verdict, by name
+  version: int = 0  # optimiser steps the policy had taken when it sampled
 
 
 class Header(NamedTuple):
@@ -136,7 +137,7 @@ class Round(NamedTuple):
 
   policy: str
   number: int
-  own: tuple[Rollout, ...]  # rows of one prompt stand together
+  own: Sequence[Rollout]  # rows of one prompt stand together
   inbox: tuple[Record, ...] = ()  # of the peers, on this round's prompts
   extra: tuple[Foreign, ...] = ()
   slots: int = 0  # rows beside the own ones for each prompt; 0 if no extra
