@@ -189,18 +189,20 @@ def _actors(config, values, mesh):
     return
   folder = pathlib.Path(values.run) / "checkpoints"
   with checkpoint.Checkpoints(folder) as checkpoints:
-    round_ = checkpoints.latest() if values.round is None else values.round
-    if round_ is None:
+    number = checkpoints.latest()
+    if values.round is not None:
+      number = checkpoint.number(values.round)
+    if number is None:
       raise config_lib.ConfigError("run", values.run, "has no checkpoint")
     targets, actors = {}, []
-    for number in range(len(config.policies)):
-      actor, params = policy_lib.load_actor(config, number, mesh, values.n)
-      optimizer = policy_lib.make_optimizer(config, number)
+    for policy in range(len(config.policies)):
+      actor, params = policy_lib.load_actor(config, policy, mesh, values.n)
+      optimizer = policy_lib.make_optimizer(config, policy)
       shardings = state_lib.of(optimizer, params, mesh)
       state = state_lib.init(optimizer, params, mesh)
       targets[actor.name] = state_lib.abstract(state, shardings)
       actors.append(actor)
-    states, _ = checkpoints.restore(round_, targets)
+    states, _ = checkpoints.restore(number, targets)
   for actor in actors:
     yield actor, states[actor.name].params
 

@@ -51,7 +51,7 @@ def main() -> int:
         config.rounds,
         [policy.name for policy in policies],
         mode=config.progress,
-        start=checkpoints.latest() or 0,
+        start=checkpoint.round_of(checkpoints.latest() or 0),
       )
     )
     states, finished = loop.run(

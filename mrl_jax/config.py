@@ -81,12 +81,30 @@ class Config:
   prompt_limit: int = _field(256, "Most tokens of a rendered prompt.")
   completion_limit: int = _field(128, "Most tokens of a completion.")
 
-  rounds: int = _field(100, "Rounds: generate, score, update.")
+  rounds: int = _field(
+    100, "Rounds (stages): generate everything, score it, update."
+  )
   prompts: int = _field(32, "Prompts per round.")
   samples: tuple[int, ...] = _field(
     (8,), "Completions per prompt (G), per policy."
   )
   updates: int = _field(1, "Optimiser steps per round.")
+  part: int = _field(
+    0,
+    "Prompts that are generated, verified and kept on disk at a time; 0: a "
+    "round's all at once.",
+  )
+  shuffle: bool = _field(
+    True, "Shuffle a round's groups before they are split into updates."
+  )
+  drop_degenerate: bool = _field(
+    False, "Leave out groups whose rewards are all equal."
+  )
+  anchor_every: int = _field(
+    0,
+    "Updates after which --rescore and --correction compare with the policy "
+    "anew; 0: only at the start of a round.",
+  )
   microbatches: int = _field(1, "Gradient accumulation steps per update.")
   rows: int = _field(0, "Most rows decoded at a time; 0: all at once.")
   temperature: float = _field(1.0, "Sampling temperature.")
@@ -209,6 +227,9 @@ class Config:
   cpu_devices: int = _field(0, "Emulate this many CPU devices; 0: off.")
 
   save_every: int = _field(10, "Rounds between checkpoints; 0: at the end.")
+  save_updates: int = _field(
+    0, "Updates between checkpoints inside a round; 0: none."
+  )
   keep: int = _field(2, "Checkpoints kept.")
   save_rollouts: bool = _field(True, "Write every rollout as JSON.")
   export: bool = _field(True, "Write Hugging Face directories at the end.")
@@ -253,6 +274,7 @@ RESUMABLE = frozenset(
     "deadline",
     "cpu_devices",
     "save_every",
+    "save_updates",
     "keep",
     "save_rollouts",
     "export",

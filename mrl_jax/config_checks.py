@@ -27,6 +27,7 @@ def check(config: Any) -> None:
   _check_names(config)
   _check_numbers(config)
   _check_policies(config)
+  _check_stage(config)
   _check_division(config)
 
 
@@ -50,6 +51,9 @@ _LEAST = {
   "rounds": 1,
   "prompts": 1,
   "updates": 1,
+  "part": 0,
+  "anchor_every": 0,
+  "save_updates": 0,
   "microbatches": 1,
   "rows": 0,
   "top_k": 0,
@@ -169,6 +173,30 @@ def _check_shares(config: Any, count: int) -> None:
   if config.executor == "partition" and config.offload:
     raise ConfigError(
       "offload", "true", "needs --executor=inline: no state is idle"
+    )
+
+
+def _check_stage(config: Any) -> None:
+  if config.part and config.prompts % config.part:
+    raise ConfigError(
+      "part", config.part, f"must divide --prompts={config.prompts}"
+    )
+  if config.anchor_every and not (
+    config.rescore or config.correction != "none"
+  ):
+    raise ConfigError(
+      "anchor_every",
+      config.anchor_every,
+      "needs --rescore or --correction: nothing is compared otherwise",
+    )
+  if config.drop_degenerate and (
+    config.kl_coefficient or config.entropy_coefficient
+  ):
+    raise ConfigError(
+      "drop_degenerate",
+      "true",
+      "needs --kl_coefficient=0 and --entropy_coefficient=0: those terms "
+      "learn from every group",
     )
 
 

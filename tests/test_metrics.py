@@ -23,6 +23,7 @@ def _play(log, rounds):
         for r in rng.random(3)
       )
       log.metrics(policy, i, {"reward": rng.random(), "pass@1": np.float32(0)})
+      log.updates(policy, i, [{"update": 0, "loss": rng.random()}])
       log.timings(policy, i, {"seconds": 1.0})
       log.exchange([{"policy": policy, "round": i, "peer": "other"}])
 

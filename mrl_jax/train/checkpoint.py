@@ -1,11 +1,12 @@
 """Checkpoints of a whole run: every policy's state, and the host's.
 
-One checkpoint per saved round holds *everything* the rest of the run
-depends on: parameters, optimiser states and counters on the device side,
-and on the host side the next round (from which data position and sampling
-keys derive), the length of each log file, and whatever memories the recipes
-keep. Orbax writes in the background and renames at the end, so a run killed
-while saving continues from the checkpoint before.
+A checkpoint holds *everything* the rest of the run depends on: parameters,
+optimiser states and counters on the device side, and on the host side the
+next round (from which data position and sampling keys derive), the updates
+made in it, the length of each log file, and whatever memories the recipes
+keep. What a round has generated lies beside it on disk (see `spill.py`).
+Orbax writes in the background and renames at the end, so a run killed while
+saving continues from the checkpoint before.
 """
 
 from collections.abc import Mapping
@@ -15,6 +16,18 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from mrl_jax.train import state as state_lib
+
+_STRIDE = 10**6  # more updates than a round has
+
+
+def number(round_: int, update: int = 0) -> int:
+  """Names the checkpoint before this update of this round."""
+  return round_ * _STRIDE + update
+
+
+def round_of(checkpoint: int) -> int:
+  """The round in which a run goes on from a checkpoint."""
+  return checkpoint // _STRIDE
 
 
 class Checkpoints:
@@ -35,30 +48,32 @@ class Checkpoints:
     self.close()
 
   def latest(self) -> int | None:
-    """The last complete checkpoint's round, or None."""
+    """The last complete checkpoint's number, or None."""
     return self._manager.latest_step()
 
   def save(
     self,
-    round_: int,
+    number_: int,
     states: Mapping[str, state_lib.TrainState],
     host: Mapping[str, Any],
   ) -> None:
-    """Starts writing; `host` must hold JSON values."""
+    """Starts writing, unless it is there; `host` must hold JSON values."""
+    if number_ == self.latest():
+      return
     items = {
       name: ocp.args.StandardSave(state._asdict())
       for name, state in states.items()
     }
     items["host"] = ocp.args.JsonSave(dict(host))
-    self._manager.save(round_, args=ocp.args.Composite(**items))
+    self._manager.save(number_, args=ocp.args.Composite(**items))
 
   def restore(
-    self, round_: int, targets: Mapping[str, state_lib.TrainState]
+    self, number_: int, targets: Mapping[str, state_lib.TrainState]
   ) -> tuple[dict[str, state_lib.TrainState], dict[str, Any]]:
     """Reads states straight onto the shardings of `targets`.
 
     Args:
-      round_: one that was saved.
+      number_: one that was saved.
       targets: per policy, shapes and shardings (see `state.abstract`); the
         mesh may differ from the one that saved.
     """
@@ -67,11 +82,15 @@ class Checkpoints:
       for name, target in targets.items()
     }
     items["host"] = ocp.args.JsonRestore()
-    found = self._manager.restore(round_, args=ocp.args.Composite(**items))
+    found = self._manager.restore(number_, args=ocp.args.Composite(**items))
     states = {name: state_lib.TrainState(**found[name]) for name in targets}
     return states, found["host"]
 
-  def close(self) -> None:
+  def wait(self) -> None:
     """Waits for what is being written."""
     self._manager.wait_until_finished()
+
+  def close(self) -> None:
+    """Waits, and ends."""
+    self.wait()
     self._manager.close()

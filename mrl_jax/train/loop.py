@@ -1,14 +1,19 @@
 """The loop: every policy generates, answers are verified, every policy learns.
 
 A round is one pass of that, with an exchange of records in between where a
-recipe listens for one. A run is a function of its configuration: killed at
-any point and started again in the same folder, it repeats the rounds since
-the last checkpoint and leaves the same logs and parameters, bit for bit.
+recipe listens for one; how many prompts and updates it has makes it a step
+of on-policy GRPO or a stage of Mu-GRPO. A run is a function of its
+configuration: killed at any point and started again in the same folder, it
+goes on from the last checkpoint, which may be inside a round, reads the
+rollouts that are on disk, and leaves the same logs and parameters, bit for
+bit.
 """
 
 import collections
-import signal
-from collections.abc import Callable, Sequence
+import functools
+import pathlib
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,8 +29,10 @@ from mrl_jax.train import (
   placement,
   report,
   rounds,
+  stage,
   turn,
 )
+from mrl_jax.train import interrupt as interrupt_lib
 from mrl_jax.train import policy as policy_lib
 from mrl_jax.train import state as state_lib
 
@@ -63,49 +70,106 @@ def run(
   """
   partition = executor.Partition()
   inline = config.executor == "inline"
-  run_ = turn.Run(
-    config,
-    list(policies),
-    states,
-    order,
-    pool,
-    rounds.exchange(config, policies, store_, partition.cancelled),
-    executor.inline if inline else partition,
-    lease.Devices([device.id for device in jax.devices()]),
-    hooks,
-  )
-  cursor, log_state = _restore(run_, checkpoints)
-  for policy in policies:  # of a run that was killed later than saved
-    store_.forget(cursor.round, policy.name)
-  log = log_for(log_state)
-  measured: dict[str, list[dict[str, float]]] = collections.defaultdict(list)
-  with _Interrupt(hooks) as interrupt:
-    while cursor.round < config.rounds and not interrupt.asked:
-      cursor, seconds = _round(run_, log, cursor)
-      for name, phases in seconds.items():
-        measured[name].append(phases)
-      every = config.replan_every
-      more = cursor.round < config.rounds
-      if more and every and cursor.round % every == 0:
-        cursor = _replan(run_, measured, cursor)
-      last = cursor.round == config.rounds or interrupt.asked
-      every = config.save_every
-      if last or (every and cursor.round % every == 0):
-        hooks.phase("", "save")
-        host = {"cursor": cursor._asdict(), "log": log.state()}
-        checkpoints.save(cursor.round, run_.states, host)
-  log.close()
+  with interrupt_lib.Interrupt(hooks.message) as interrupt:
+    run_ = turn.Run(
+      config,
+      list(policies),
+      states,
+      order,
+      pool,
+      rounds.exchange(config, policies, store_, partition.cancelled),
+      executor.inline if inline else partition,
+      lease.Devices([device.id for device in jax.devices()]),
+      hooks,
+      pathlib.Path(config.workdir) / "rounds",
+      interrupt,
+    )
+    cursor, log_state, reports = _restore(run_, checkpoints)
+    for policy in policies:  # of a run that was killed later than saved
+      store_.forget(cursor.round, policy.name)
+    journal = _Journal(run_, log_for(log_state), checkpoints)
+    cursor = _rounds(run_, journal, cursor, reports)
+  journal.log.close()
+  if cursor.round >= config.rounds:
+    checkpoints.wait()
+    shutil.rmtree(run_.folder, ignore_errors=True)
   for policy in run_.policies:
     turn.fetch(run_, policy)
   return run_.states, cursor.round >= config.rounds
 
 
+class _Journal:
+  """What a run writes down: its log, and checkpoints of its state."""
+
+  def __init__(
+    self,
+    run_: turn.Run,
+    log: metrics.Log,
+    checkpoints: checkpoint.Checkpoints,
+  ):
+    self._run, self.log, self._checkpoints = run_, log, checkpoints
+
+  def save(
+    self, cursor: rounds.Cursor, works: Mapping[str, turn.Work] | None = None
+  ) -> None:
+    """Starts a checkpoint; `works` are those of a round that is not over."""
+    self._run.hooks.phase("", "save")
+    reports = {n: stage.to_json(w.reports) for n, w in (works or {}).items()}
+    host = {
+      "cursor": cursor._asdict(),
+      "log": self.log.state(),
+      "reports": reports,
+    }
+    number = checkpoint.number(cursor.round, cursor.update)
+    self._checkpoints.save(number, self._run.states, host)
+
+  def needed(self) -> int:
+    """The round whose rollouts the last complete checkpoint goes on with."""
+    return checkpoint.round_of(self._checkpoints.latest() or 0)
+
+
+def _rounds(
+  run_: turn.Run,
+  journal: _Journal,
+  cursor: rounds.Cursor,
+  reports: Mapping[str, Sequence[dict[str, Any]]],
+) -> rounds.Cursor:
+  """Rounds until the last one, or until the run is to stop."""
+  config = run_.config
+  measured: dict[str, list[dict[str, float]]] = collections.defaultdict(list)
+  while cursor.round < config.rounds and not run_.stopping():
+    before = cursor
+    _forget(run_.folder, {cursor.round, journal.needed()})
+    cursor, seconds = _round(run_, journal, cursor, reports)
+    if cursor.round == before.round:  # stopped inside it
+      return cursor
+    reports = {}
+    for name, phases in seconds.items():
+      measured[name].append(phases)
+    every = config.replan_every
+    more = cursor.round < config.rounds
+    if more and every and cursor.round % every == 0:
+      cursor = _replan(run_, measured, cursor)
+    last = not more or run_.stopping()
+    every = config.save_every
+    if last or (every and cursor.round % every == 0):
+      journal.save(cursor)
+  return cursor
+
+
+def _forget(folder: pathlib.Path, keep: set[int]) -> None:
+  """Removes what other rounds left on disk."""
+  for path in folder.iterdir() if folder.exists() else ():
+    if path.name not in {str(round_) for round_ in keep}:
+      shutil.rmtree(path)
+
+
 def _restore(
   run_: turn.Run, checkpoints: checkpoint.Checkpoints
-) -> tuple[rounds.Cursor, dict[str, int] | None]:
+) -> tuple[rounds.Cursor, dict[str, int] | None, dict[str, Any]]:
   latest = checkpoints.latest()
   if latest is None:
-    return rounds.Cursor(), None
+    return rounds.Cursor(), None, {}
   targets = {
     p.name: state_lib.abstract(run_.states[p.name], p.shardings)
     for p in run_.policies
@@ -114,8 +178,10 @@ def _restore(
   cursor = rounds.Cursor(**host["cursor"])
   if cursor.shares:
     _move(run_, cursor.shares)
-  run_.hooks.message(f"resumed after round {cursor.round - 1}")
-  return cursor, host["log"]
+  inside = f", {cursor.update} updates into the next" if cursor.update else ""
+  run_.hooks.message(f"resumed after round {cursor.round - 1}{inside}")
+  reports = {n: stage.from_json(r) for n, r in host["reports"].items()}
+  return cursor, host["log"], reports
 
 
 def _replan(run_: turn.Run, measured, cursor: rounds.Cursor) -> rounds.Cursor:
@@ -151,25 +217,84 @@ def _move(run_: turn.Run, shares: Sequence[int]) -> None:
   )
 
 
-def _round(run_: turn.Run, log: metrics.Log, cursor: rounds.Cursor):
-  """One round of all policies; returns the cursor and the phases' seconds."""
-  problems, contexts, cursor = rounds.take(
+def _round(
+  run_: turn.Run,
+  journal: _Journal,
+  cursor: rounds.Cursor,
+  reports: Mapping[str, Sequence[dict[str, Any]]],
+) -> tuple[rounds.Cursor, dict[str, dict[str, float]]]:
+  """One round of all policies, or the rest of one.
+
+  Returns the cursor and the phases' seconds. Where the run is to stop inside
+  the round the cursor stays at it, saved as far as it is.
+  """
+  problems, contexts, after = rounds.take(
     run_.config, run_.policies, run_.order, cursor
   )
   number = cursor.round
-  works = {policy.name: turn.Work(policy) for policy in run_.policies}
+  folder = run_.folder / str(number)
+  works = {
+    policy.name: turn.Work(
+      policy, folder / policy.name, reports.get(policy.name, ())
+    )
+    for policy in run_.policies
+  }
 
   def act(name: str) -> None:
     turn.act(run_, works[name], problems, contexts[name], number)
 
-  def study(name: str) -> None:
-    turn.study(run_, works[name], problems)
+  def study(name: str, stop: int) -> None:
+    turn.study(run_, works[name], problems, stop)
 
-  run_.execute(list(works), (act, study))
-  shown = {}
+  waits = [act]
+  if run_.config.part:  # generation may stop between parts
+    run_.execute(list(works), waits)
+    waits = []
+    if any(work.round is None for work in works.values()):
+      journal.save(cursor)
+      return cursor, {}
+  for stop in _stops(run_.config, cursor.update):
+    before = {name: len(work.reports) for name, work in works.items()}
+    learn = functools.partial(study, stop=stop)
+    run_.execute(list(works), [*waits, learn])
+    waits = []
+    for name, work in works.items():
+      first = before[name]
+      records = report.updates(work.reports[first:], first)
+      journal.log.updates(name, number, records)
+    if stop < run_.config.updates:
+      cursor = cursor._replace(update=stop)
+      journal.save(cursor, works)
+      if run_.stopping():
+        return cursor, {}
+  _tell(run_, journal.log, after, works)
+  seconds = {name: work.seconds for name, work in works.items()}
+  return after._replace(round=number + 1, update=0), seconds
+
+
+def _stops(config: config_lib.Config, done: int) -> list[int]:
+  """At how many updates to save inside a round, and its end."""
+  every = config.save_updates or config.updates
+  stops = range(every, config.updates, every)
+  return [stop for stop in stops if stop > done] + [config.updates]
+
+
+def _tell(
+  run_: turn.Run,
+  log: metrics.Log,
+  cursor: rounds.Cursor,
+  works: Mapping[str, turn.Work],
+) -> None:
+  """Writes down a round that is over."""
+  number, shown = cursor.round, {}
   for name, work in works.items():
-    values = {**work.values, "dropped_prompts": cursor.dropped}
-    times = report.timings(work.round, work.seconds)
+    samples = work.policy.samples
+    values = {
+      **work.values,
+      **report.summarize(work.round, work.reports, samples),
+      "dropped_prompts": cursor.dropped,
+    }
+    times = report.timings(work.seconds, work.cpu_seconds, work.generated)
     times["devices"] = len(work.devices)
     log.metrics(name, number, values)
     log.timings(name, number, times)
@@ -178,32 +303,3 @@ def _round(run_: turn.Run, log: metrics.Log, cursor: rounds.Cursor):
       log.rollouts(report.rollouts(work.round))
     shown[name] = {**values, **times}
   run_.hooks.round(number, shown)
-  seconds = {name: work.seconds for name, work in works.items()}
-  return cursor._replace(round=number + 1), seconds
-
-
-class _Interrupt:
-  """Turns the first SIGTERM or SIGINT into a request; the second ends."""
-
-  def __init__(self, hooks: turn.Hooks):
-    self._hooks = hooks
-    self._old: dict[int, Any] = {}
-    self.asked = False
-
-  def __enter__(self) -> "_Interrupt":
-    for number in (signal.SIGTERM, signal.SIGINT):
-      try:
-        self._old[number] = signal.signal(number, self._ask)
-      except ValueError:  # not the main thread: the caller handles signals
-        break
-    return self
-
-  def _ask(self, number, frame) -> None:
-    del frame
-    self.asked = True
-    signal.signal(number, self._old[number])
-    self._hooks.message("stopping after this round; again to stop at once")
-
-  def __exit__(self, *unused) -> None:
-    for number, handler in self._old.items():
-      signal.signal(number, handler)

@@ -1,13 +1,13 @@
-"""What a run writes down: four JSON-lines files and TensorBoard events.
+"""What a run writes down: five JSON-lines files and TensorBoard events.
 
-`metrics.jsonl`, `rollouts.jsonl` and `exchange.jsonl` (which of the peers'
-records were used, and why the others were not) hold only what the seed
-determines, so two runs of one configuration can be compared byte by byte;
-everything that a clock or an allocator measures goes to `timings.jsonl`
-instead. The files are cut back to the byte offsets that a checkpoint recorded
-when a run resumes, so a run that was killed and continued leaves the same
-files as one that never stopped. TensorBoard cannot be cut: it is told which
-rounds to forget.
+`metrics.jsonl` (a line per round), `updates.jsonl` (a line per update),
+`rollouts.jsonl` and `exchange.jsonl` (which of the peers' records were used,
+and why the others were not) hold only what the seed determines, so two runs
+of one configuration can be compared byte by byte; everything that a clock or
+an allocator measures goes to `timings.jsonl` instead. The files are cut back
+to the byte offsets that a checkpoint recorded when a run resumes, so a run
+that was killed and continued leaves the same files as one that never stopped.
+TensorBoard cannot be cut: it is told which rounds to forget.
 """
 
 import json
@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import tensorboardX
 
-FILES = ("metrics", "timings", "rollouts", "exchange")
+FILES = ("metrics", "timings", "rollouts", "exchange", "updates")
 
 
 class Log:
@@ -76,6 +76,12 @@ class Log:
     """Appends what differs from run to run: seconds, tokens/s, bytes."""
     self._append("timings", [_record(policy, round, values)])
     self._scalars(policy, round, {f"time/{k}": v for k, v in values.items()})
+
+  def updates(
+    self, policy: str, round: int, values: Iterable[Mapping[str, Any]]
+  ) -> None:
+    """Appends one line per update of a policy."""
+    self._append("updates", (_record(policy, round, v) for v in values))
 
   def rollouts(self, records: Iterable[Mapping[str, Any]]) -> None:
     """Appends one line per completion."""

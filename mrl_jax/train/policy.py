@@ -5,7 +5,7 @@ jitted functions of training (generate, score, update) for it. The policy
 itself never changes; its `TrainState` is passed in and out.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from mrl_jax import collate, recipes, records
 from mrl_jax import config as config_lib
+from mrl_jax import recipes, records
 from mrl_jax.exchange import publish
 from mrl_jax.model import hf, transformer
 from mrl_jax.parallel import sharding
@@ -24,7 +24,7 @@ from mrl_jax.text import prompts as prompts_lib
 from mrl_jax.text import tokenizer as tokenizer_lib
 from mrl_jax.train import state as state_lib
 from mrl_jax.train import update as update_lib
-from mrl_jax.types import Batch, Distribution
+from mrl_jax.types import Distribution
 
 
 class Actor(NamedTuple):
@@ -53,6 +53,11 @@ class Policy(NamedTuple):
   score: update_lib.Score
   update: update_lib.Update
   reference: Any  # parameters of the initial policy, or None
+
+  @property
+  def spread(self) -> int:
+    """Over how many devices rows are spread."""
+    return self.mesh.shape["data"] * self.mesh.shape["fsdp"]
 
 
 def load_actor(
@@ -197,8 +202,9 @@ def sample(
   contexts: Sequence[tuple[int, ...]],
   round_: int,
   samples: int,
+  version: int = 0,
 ) -> list[records.Rollout]:
-  """G unscored rollouts per problem, in order."""
+  """G unscored rollouts per problem, in order; `version` is the policy's."""
   ids = [
     engine.words(actor.name, round_, problem.id, number)
     for problem in problems
@@ -223,48 +229,7 @@ def sample(
         answer=problem.answer,
         reward=float("nan"),
         outcome="",
+        version=version,
       )
     )
   return rows
-
-
-def learn(
-  policy: Policy,
-  state: state_lib.TrainState,
-  round_: records.Round,
-  updates: int,
-) -> tuple[state_lib.TrainState, list[Any]]:
-  """Runs the round's updates; each takes whole groups, in order."""
-  place = sharding.batch(policy.mesh)
-  share = policy.samples + round_.slots
-  reports = []
-  with jax.set_mesh(policy.mesh):
-    batches = [
-      _scored(policy, state.params, jax.device_put(batch, place), share)
-      for batch in _batches(round_, updates)
-    ]
-    for batch in batches:
-      with jax.transfer_guard("disallow"):
-        state, report = policy.update(state, batch, share)
-      reports.append(report)
-  return state, jax.device_get(reports)
-
-
-def _batches(round_: records.Round, updates: int) -> Iterator[Batch]:
-  size = len(round_.own) // updates
-  for start in range(0, len(round_.own), size):
-    rows = round_.own[start : start + size]
-    here = {row.prompt_id for row in rows}
-    extra = [row for row in round_.extra if row.prompt_id in here]
-    yield collate.batch(rows, extra, round_.slots, round_.peers)
-
-
-def _scored(policy: Policy, params: Any, batch: Batch, share: int) -> Batch:
-  """Adds what the frozen and the current policy say, where it is needed."""
-  if policy.recipe.rescore:
-    old = policy.score(params, batch, share).logprobs
-    batch = batch._replace(old_logprobs=old)
-  if policy.reference is not None:
-    reference = policy.score(policy.reference, batch, share).logprobs
-    batch = batch._replace(ref_logprobs=reference)
-  return batch

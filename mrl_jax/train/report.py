@@ -50,6 +50,8 @@ def summarize(
     count = sum(r.outcome == outcome.value for r in rows)
     values[f"outcome/{outcome.value}"] = count
   values.update(diagnostics.summarize([r["tokens"] for r in reports]))
+  if len(reports) > 1:
+    values.update(diagnostics.by_staleness(reports))
   if reports:
     for name in ("loss", "grad_norm"):
       values[name] = float(np.mean([r[name] for r in reports]))
@@ -211,15 +213,29 @@ def decisions(
     }
 
 
+def updates(
+  reports: Sequence[Any], first: int = 0
+) -> Iterator[dict[str, int | float]]:
+  """One record per update: how stale its rows were and what it did."""
+  for index, found in enumerate(reports, first):
+    values = diagnostics.summarize([found["tokens"]])
+    yield {
+      **values,
+      **{k: v for k, v in found.items() if k != "tokens"},
+      "update": index,
+    }
+
+
 def timings(
-  round_: records.Round, seconds: Mapping[str, float]
+  seconds: Mapping[str, float], cpu: Mapping[str, float], generated: int
 ) -> dict[str, int | float]:
-  """Seconds per phase, and tokens per second of sampling and of all."""
-  tokens = sum(len(row.tokens) for row in round_.own)
+  """Wall and CPU seconds per phase; tokens/s of sampling and of all."""
   return {
     **{f"seconds/{name}": value for name, value in seconds.items()},
-    "generated_per_second": tokens / max(seconds["generate"], 1e-9),
-    "tokens_per_second": tokens / max(sum(seconds.values()), 1e-9),
+    **{f"cpu/{name}": value for name, value in cpu.items()},
+    "generated": generated,
+    "generated_per_second": generated / max(seconds["generate"], 1e-9),
+    "tokens_per_second": generated / max(sum(seconds.values()), 1e-9),
   }
 
 
@@ -237,6 +253,7 @@ def rollouts(round_: records.Round):
       "entropy_mean": float(row.entropies.mean(dtype=np.float64)),
       "reward": row.reward,
       "outcome": row.outcome,
+      "version": row.version,
       "finish": "stop" if row.finished else "length",
       "answer": row.answer,
     }

@@ -24,6 +24,7 @@ class Cursor(NamedTuple):
   dropped: int = 0  # prompts skipped: over the limit for some policy
   waiting: tuple[int, ...] = ()  # positions put off to the next round
   shares: tuple[int, ...] = ()  # devices of each policy, once planned anew
+  update: int = 0  # made in the round already; the rest is of its start
 
 
 def take(

@@ -1,0 +1,226 @@
+"""A stage: all its rollouts first, then all its updates.
+
+On-policy GRPO and Mu-GRPO (https://arxiv.org/abs/2605.17570) are the same
+loop: many stages of one update, or few of many. A stage's groups are split
+into its updates once, before the first; the log-probs that its losses
+compare with are computed once too, or anew for every block of updates, and
+wait on disk. So an update is a function of the stage's start, of its number
+and of the state it is given, and a stage can be continued in its middle.
+"""
+
+import os
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from mrl_jax import collate, diagnostics, records
+from mrl_jax import config as config_lib
+from mrl_jax.parallel import sharding
+from mrl_jax.sampling import engine
+from mrl_jax.train import policy as policy_lib
+from mrl_jax.train import state as state_lib
+from mrl_jax.types import Batch
+
+_TIED = 1e-6  # rewards this close carry no advantage
+
+
+class Schedule(NamedTuple):
+  """How a run spends its prompts and updates."""
+
+  stages: int
+  prompts: int  # of a stage
+  updates: int  # of a stage
+
+  @classmethod
+  def of(cls, config: config_lib.Config) -> "Schedule":
+    return cls(config.rounds, config.prompts, config.updates)
+
+
+class Plan(NamedTuple):
+  """Which groups each update of a stage learns from."""
+
+  updates: tuple[tuple[int, ...], ...]
+  size: int  # groups of an update's batch: those beyond its own are blank
+  dropped: int  # groups left out
+
+
+def plan(
+  round_: records.Round,
+  schedule: Schedule,
+  samples: int,
+  *,
+  seed: int,
+  shuffle: bool,
+  drop: bool,
+  multiple: int,
+) -> Plan:
+  """Splits the stage's groups into its updates, as evenly as they go.
+
+  With fewer groups than updates there are as many updates as groups.
+
+  Args:
+    round_: the stage.
+    schedule: of the run.
+    samples: G, rows of a group.
+    seed: of the run; the order is a function of it, the policy and the round.
+    shuffle: takes the groups in random order; of one update all are one.
+    drop: leaves out the groups that teach nothing.
+    multiple: what the groups of a batch are a multiple of.
+  """
+  count = len(round_.own) // samples
+  groups = np.arange(count)
+  if drop:
+    groups = groups[_informative(round_, samples)]
+  updates = min(schedule.updates, len(groups))
+  if shuffle and updates > 1:
+    words = engine.words(seed, round_.policy, round_.number, "groups")
+    np.random.default_rng(words).shuffle(groups)
+  if not updates:
+    return Plan((), 0, count)
+  most = -(-len(groups) // updates)
+  size = multiple * collate.bucket(-(-most // multiple), 1)
+  parts = tuple(
+    tuple(part.tolist()) for part in np.array_split(groups, updates)
+  )
+  return Plan(parts, size if drop else most, count - len(groups))
+
+
+def _informative(round_: records.Round, samples: int) -> np.ndarray:
+  """Which groups have an advantage, or something of a peer's. [N] bool."""
+  rewards = np.asarray([row.reward for row in round_.own])
+  rewards = rewards.reshape(-1, samples)
+  scored = np.isfinite(rewards)
+  most = np.where(scored, rewards, -np.inf).max(1)
+  least = np.where(scored, rewards, np.inf).min(1)
+  heard = {row.prompt_id for row in round_.extra}
+  heard |= {name for name, tally in round_.peers.items() if tally.count}
+  names = [row.prompt_id for row in round_.own[::samples]]
+  return (most - least > _TIED) | np.asarray([n in heard for n in names])
+
+
+class Stage:
+  """One policy's stage, planned, at any of its updates."""
+
+  def __init__(
+    self,
+    policy: policy_lib.Policy,
+    round_: records.Round,
+    plan_: Plan,
+    folder: str | os.PathLike[str],
+  ):
+    self.policy, self.round, self.plan = policy, round_, plan_
+    self._folder = pathlib.Path(folder)
+    self._extra: dict[str, list[records.Foreign]] = {}
+    for row in round_.extra:
+      self._extra.setdefault(row.prompt_id, []).append(row)
+    self._share = policy.samples + round_.slots
+
+  @property
+  def scored(self) -> bool:
+    """Whether the losses compare with log-probs of the stage's start."""
+    return self.policy.recipe.rescore or self.policy.reference is not None
+
+  def score(self, params: Any, numbers: Iterable[int]) -> None:
+    """Writes what the policy and the reference say for some updates."""
+    place = sharding.batch(self.policy.mesh)
+    with jax.set_mesh(self.policy.mesh):
+      for number in numbers:
+        batch = jax.device_put(self._rows(number), place)
+        found = {}
+        if self.policy.recipe.rescore:
+          found["old_logprobs"] = self._logprobs(params, batch)
+        if self.policy.reference is not None:
+          found["ref_logprobs"] = self._logprobs(self.policy.reference, batch)
+        path = self._path(number)
+        np.savez(path.with_suffix(".new.npz"), **jax.device_get(found))
+        os.replace(path.with_suffix(".new.npz"), path)
+
+  def learn(
+    self, state: state_lib.TrainState, numbers: Iterable[int]
+  ) -> tuple[state_lib.TrainState, list[dict[str, Any]]]:
+    """Makes some updates, in order; returns plain reports of each."""
+    place = sharding.batch(self.policy.mesh)
+    reports = []
+    with jax.set_mesh(self.policy.mesh):
+      for number in numbers:
+        batch = jax.device_put(self._batch(number), place)
+        with jax.transfer_guard("disallow"):
+          state, report = self.policy.update(state, batch, self._share)
+        reports.append(report)
+    return state, [_plain(report) for report in jax.device_get(reports)]
+
+  def _logprobs(self, params: Any, batch: Batch) -> jax.Array:
+    return self.policy.score(params, batch, self._share).logprobs
+
+  def _batch(self, number: int) -> Batch:
+    batch = self._rows(number)
+    if not self.scored:
+      return batch
+    with np.load(self._path(number)) as found:
+      return batch._replace(**found)
+
+  def _rows(self, number: int) -> Batch:
+    """The rows of an update, filled up with groups of weight 0."""
+    samples, groups = self.policy.samples, self.plan.updates[number]
+    rows = [
+      row
+      for group in groups
+      for row in self.round.own[group * samples : (group + 1) * samples]
+    ]
+    here = dict.fromkeys(row.prompt_id for row in rows)
+    extra = [row for name in here for row in self._extra.get(name, ())]
+    for blank in range(self.plan.size - len(groups)):
+      rows += [_blank(rows[0], f"blank/{blank}")] * samples
+    return collate.batch(rows, extra, self.round.slots, self.round.peers)
+
+  def _path(self, number: int) -> pathlib.Path:
+    return self._folder / f"scores-{number:06d}.npz"
+
+
+def _blank(like: records.Rollout, name: str) -> records.Rollout:
+  """No completion: its tokens have weight 0 and it has no reward."""
+  return like._replace(
+    prompt_id=name,
+    tokens=np.zeros((0,), np.int32),
+    logprobs=np.zeros((0,), np.float32),
+    entropies=np.zeros((0,), np.float32),
+    reward=float("nan"),
+  )
+
+
+def _plain(report: dict[str, Any]) -> dict[str, Any]:
+  """A report in float64 on the host, where JSON gives back the same."""
+  return {
+    name: _sums(value._asdict())
+    if name == "tokens"
+    else np.asarray(value).item()
+    for name, value in report.items()
+  }
+
+
+def _sums(values: dict[str, Any]) -> diagnostics.Sums:
+  arrays = {
+    name: None if value is None else np.asarray(value, np.float64)
+    for name, value in values.items()
+  }
+  return diagnostics.Sums(**arrays)
+
+
+def to_json(reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+  """The reports of `learn` as JSON values."""
+  lists = (
+    {k: v if v is None else v.tolist() for k, v in r["tokens"]._asdict().items()}
+    for r in reports
+  )
+  return [
+    {**report, "tokens": sums}
+    for report, sums in zip(reports, lists, strict=True)
+  ]
+
+
+def from_json(reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+  """The inverse of `to_json`."""
+  return [{**r, "tokens": _sums(r["tokens"])} for r in reports]
