@@ -11,23 +11,19 @@ again; what is finished is not repeated. The results go to mutual.json, the
 figure to mutual.png, and a table is printed.
 """
 
-import concurrent.futures
 import json
 import os
 import pathlib
 import platform
-import queue
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from absl import flags
-from rich import progress as rich_progress
 
 from experiments import flags as flags_lib
+from experiments.studies import jobs as jobs_lib
 from experiments.studies import mutual_report
 from mrl_jax.train import metrics
 
@@ -44,53 +40,14 @@ HELD_OUT = ("--problems=200", "--n=16", "--k=1,16")
 FLAGFILE = "experiments/flagfiles/{}.flags"
 
 
-class Job:
-  """A command that leaves a file when it is done."""
-
-  def __init__(self, words: Sequence[str], made: pathlib.Path):
-    self.words = [sys.executable, "-m", *words]
-    self.made = made
-    self.process: subprocess.Popen | None = None
-
-  def start(self, core: int) -> None:
-    self.made.parent.mkdir(parents=True, exist_ok=True)
-    log = open(f"{self.made}.log", "ab")  # noqa: SIM115 - the child's
-    self.process = subprocess.Popen(
-      self.words,
-      stdout=log,
-      stderr=log,
-      env={**os.environ, "JAX_PLATFORMS": "cpu"},
-      preexec_fn=lambda: _pin(core),
-    )
-    log.close()
-
-  def wait(self) -> float:
-    """CPU seconds of the process.
-
-    Raises:
-      RuntimeError: it failed; the message says where its output is.
-    """
-    _, status, usage = os.wait4(self.process.pid, 0)
-    if status or not self.made.exists():
-      raise RuntimeError(f"{' '.join(self.words)}: see {self.made}.log")
-    return usage.ru_utime + usage.ru_stime
-
-
-def _pin(core: int) -> None:
-  """One core for each job: small products gain nothing from two."""
-  if hasattr(os, "sched_setaffinity"):
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[core % len(cores)]})
-
-
 def pipeline(
   out: pathlib.Path, seed: int, method: str, rounds: int
-) -> list[Job]:
+) -> list[jobs_lib.Job]:
   """Warm starts, training and evaluation of one seed and method, in order."""
   root = out / f"seed{seed}"
   run = root / method
   jobs = [
-    Job(
+    jobs_lib.Job(
       [
         "experiments.warmstart",
         f"--tokenizer={kind}",
@@ -115,9 +72,13 @@ def pipeline(
     "--save_rollouts=false",
     "--exchange=memory",
   ]
-  jobs.append(Job(train, run / "export" / "merged" / "model.safetensors"))
+  jobs.append(
+    jobs_lib.Job(train, run / "export" / "merged" / "model.safetensors")
+  )
   score = ["experiments.evaluate", f"--run={run}", *HELD_OUT]
-  jobs.append(Job([*score, f"--out={run / 'eval.json'}"], run / "eval.json"))
+  jobs.append(
+    jobs_lib.Job([*score, f"--out={run / 'eval.json'}"], run / "eval.json")
+  )
   return jobs
 
 
@@ -132,38 +93,8 @@ def run(
   ]
   first = len(KINDS)
   starts = [lane[:first] for lane in lanes[:: len(methods)]]
-  _drain("warm starts", starts, jobs, out)
-  _drain("runs", [lane[first:] for lane in lanes], jobs, out)
-
-
-def _drain(
-  title: str, lanes: Sequence[Sequence[Job]], width: int, out: pathlib.Path
-) -> None:
-  """Runs each lane's jobs in order, `width` lanes at once."""
-  cores: queue.SimpleQueue[int] = queue.SimpleQueue()
-  for core in range(width):
-    cores.put(core)
-
-  def work(lane: Sequence[Job]) -> None:
-    core = cores.get()
-    try:
-      for job in lane:
-        if not job.made.exists():
-          job.start(core)
-          _note(out, job, job.wait())
-    finally:
-      cores.put(core)
-
-  with concurrent.futures.ThreadPoolExecutor(width) as pool:
-    done = pool.map(work, lanes)
-    for _ in rich_progress.track(done, title, total=len(lanes)):
-      pass
-
-
-def _note(out: pathlib.Path, job: Job, seconds: float) -> None:
-  made = str(job.made.relative_to(out))
-  with open(out / "seconds.jsonl", "a") as file:
-    file.write(json.dumps({"made": made, "cpu": seconds}) + "\n")
+  jobs_lib.drain("warm starts", starts, jobs, out)
+  jobs_lib.drain("runs", [lane[first:] for lane in lanes], jobs, out)
 
 
 def collect(
@@ -171,7 +102,7 @@ def collect(
 ) -> dict[str, Any]:
   """All finished runs as one JSON value: curves, held-out scores, counts."""
   found: list[dict[str, Any]] = []
-  seconds = _seconds(out)
+  seconds = jobs_lib.seconds(out)
   for seed in range(seeds):
     for method in methods:
       root = out / f"seed{seed}" / method
@@ -202,13 +133,6 @@ def collect(
     "date": time.strftime("%Y-%m-%d"),
     "runs": found,
   }
-
-
-def _seconds(out: pathlib.Path) -> dict[str, float]:
-  path = out / "seconds.jsonl"
-  if not path.exists():
-    return {}
-  return {r["made"]: round(r["cpu"], 1) for r in metrics.read(path)}
 
 
 _SUMS = ("exchange/admitted", "exchange/used", "exchange/refused")
