@@ -110,6 +110,7 @@ def _finish(config, workdir, policies, states, finished) -> None:
   for path in plots.plot(workdir):
     print(f"plot: {path}")
   summary.table(summary.summary(workdir))
+  summary.phases(workdir)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import rich.table
 import rich.text
 
 from experiments import progress
-from mrl_jax.train import metrics
+from mrl_jax.train import metrics, turn
 
 
 class Row(NamedTuple):
@@ -114,6 +114,41 @@ def table(rows: Sequence[Row], file: TextIO | None = None) -> None:
   rich.console.Console(file=file, width=width, force_terminal=terminal).print(
     grid
   )
+
+
+def phases(workdir: str | os.PathLike[str], file: TextIO | None = None) -> None:
+  """Prints wall and CPU seconds per policy and phase, over all rounds.
+
+  Rounds that a resumed run finished count with what it did of them.
+  """
+  file = sys.stdout if file is None else file
+  path = pathlib.Path(workdir) / "timings.jsonl"
+  times = metrics.read(path) if path.exists() else []
+  names = [n for n in turn.PHASES if any(f"seconds/{n}" in r for r in times)]
+  terminal = progress.screen(file) == "live"
+  grid = rich.table.Table(
+    box=rich.box.SIMPLE_HEAD if terminal else rich.box.ASCII2
+  )
+  for title in ("policy", "seconds"):
+    grid.add_column(title, no_wrap=True)
+  for title in (*names, "all", "generated/s"):
+    grid.add_column(title, justify="right", no_wrap=True)
+  for policy in dict.fromkeys(record["policy"] for record in times):
+    mine = [record for record in times if record["policy"] == policy]
+    tokens = sum(record.get("generated", 0) for record in mine)
+    for kind, title in (("seconds", "wall"), ("cpu", "CPU")):
+      sums = [sum(r.get(f"{kind}/{n}", 0.0) for r in mine) for n in names]
+      spent = sums[names.index("generate")] if "generate" in names else 0.0
+      grid.add_row(
+        rich.text.Text(policy, style="bold"),
+        title,
+        *(progress.cell(value, ",.1f") for value in (*sums, sum(sums))),
+        progress.cell(tokens / spent if spent else None, ",.0f"),
+      )
+  if times:
+    rich.console.Console(
+      file=file, width=None if terminal else 120, force_terminal=terminal
+    ).print(grid)
 
 
 def _change(first: float | None, last: float | None) -> str:

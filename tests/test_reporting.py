@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments import plots, progress, rollouts, summary
-from mrl_jax.train import metrics
+from mrl_jax.train import metrics, report
 
 
 class Clock:
@@ -327,3 +327,25 @@ def test_viewer_prints_what_the_policy_wrote(tmp_path, capsys, monkeypatch):
   with pytest.raises(SystemExit):
     rollouts.main([str(tmp_path / "nowhere")])
   assert "no such file" in capsys.readouterr().err
+
+
+def test_the_phase_table_adds_up_rounds(tmp_path, capsys):
+  with metrics.Log(tmp_path) as log:
+    for i in range(2):
+      seconds = {"generate": 2.0, "update": 1.0}
+      times = report.timings(seconds, {"generate": 3.0, "update": 1.5}, 100)
+      log.timings("char", i, times)
+  summary.phases(tmp_path)
+  rows = [
+    line for line in capsys.readouterr().out.splitlines() if "char" in line
+  ]
+  cells = [[c.strip() for c in row.split("|")[1:-1]] for row in rows]
+  assert cells == [
+    ["char", "wall", "4.0", "2.0", "6.0", "50"],
+    ["char", "CPU", "6.0", "3.0", "9.0", "33"],
+  ]
+
+
+def test_a_folder_without_times_has_no_phase_table(tmp_path, capsys):
+  summary.phases(tmp_path)
+  assert capsys.readouterr().out == ""
