@@ -1,10 +1,11 @@
-"""Learning curves of a run as one PNG, drawn from `metrics.jsonl` alone.
+"""Learning curves of a run as one PNG, drawn from its logs alone.
 
-    python -m experiments.plots WORKDIR [WORKDIR ...] [--out=FILE]
+    python -m experiments.plots WORKDIR [WORKDIR ...] [--out=FILE] [--updates]
 
 One small panel per quantity that was measured and one colour per policy; a
 smooth line lies over the faint raw values. Several working directories are
-laid over each other in one figure.
+laid over each other in one figure. With --updates there is a point for each
+update and not for each round, where a round has many.
 """
 
 import argparse
@@ -50,6 +51,8 @@ PANELS = (
   Panel("Largest log-ratio", "nats", r"log_ratio_max", (0, None)),
   Panel("Gradient norm", "L2, before clipping", r"grad_norm", (0, None)),
   Panel("Loss", "objective", r"loss"),
+  Panel("Vetoed", "share of tokens, of rows", r"veto(_rows)?", (0, None)),
+  Panel("Staleness", "updates since generation", r"staleness", (0, None)),
   Panel("Groups without signal", "share of groups", r"degenerate", (0, 1)),
   Panel("Truncated", "share of completions", r"truncated", (0, 1)),
   Panel("Unscored", "completions per round", r"unscored", (0, None)),
@@ -68,24 +71,33 @@ PANELS = (
   Panel("Baseline moved by peers", "reward", r"values/shift(_size)?"),
 )
 # Panels that say something only when they are not 0 throughout.
-WHEN_NOT_ZERO = ("unscored", "skipped", "truncated")
+WHEN_NOT_ZERO = (
+  "unscored",
+  "skipped",
+  "truncated",
+  "veto",
+  "veto_rows",
+  "staleness",
+)
 
 
 class Curve(NamedTuple):
-  """One policy of one run: its rounds, and a column of values per metric."""
+  """One policy of one run: its rounds (or updates), a column per metric."""
 
   label: str
   rounds: np.ndarray
   values: dict[str, np.ndarray]  # NaN where a round has none
 
 
-def curves(workdirs: Sequence[str | os.PathLike[str]]) -> list[Curve]:
+def curves(
+  workdirs: Sequence[str | os.PathLike[str]], updates: bool = False
+) -> list[Curve]:
   """Reads every policy's metrics from every working directory."""
   result = []
   paths = [pathlib.Path(workdir) for workdir in workdirs]
   unique = len({path.name for path in paths}) == len(paths)
   for workdir in paths:
-    path = workdir / "metrics.jsonl"
+    path = workdir / ("updates.jsonl" if updates else "metrics.jsonl")
     if not path.exists():
       raise ValueError(f"{path}: no such file; is {workdir} a workdir?")
     records = metrics.read(path)
@@ -93,7 +105,9 @@ def curves(workdirs: Sequence[str | os.PathLike[str]]) -> list[Curve]:
       mine = [r for r in records if r["policy"] == policy]
       run = workdir.name if unique else str(workdir)
       label = policy if len(paths) == 1 else f"{run} {policy}"
-      rounds = np.asarray([r["round"] for r in mine])
+      rounds = np.arange(len(mine))
+      if not updates:
+        rounds = np.asarray([r["round"] for r in mine])
       keys = dict.fromkeys(key for record in mine for key in record)
       result.append(Curve(label, rounds, _columns(mine, keys)))
   return result
@@ -123,6 +137,7 @@ def panels(data: Sequence[Curve]) -> list[tuple[Panel, list[str]]]:
     for key, column in curve.values.items()
     if np.isfinite(column).any()
     and (key not in WHEN_NOT_ZERO or np.nanmax(np.abs(column)) > 0)
+    and not key.startswith("stale/")  # the plot of updates shows these
   }
   prefixes = sorted({key.rpartition("/")[0] for key in present})
   result = []
@@ -140,15 +155,18 @@ def plot(
   workdir: str | os.PathLike[str],
   *more: str | os.PathLike[str],
   out: str | os.PathLike[str] | None = None,
+  updates: bool = False,
 ) -> list[pathlib.Path]:
   """Draws the runs; returns the files written, none if there is no data.
 
   Args:
     workdir: The run's directory, with a `metrics.jsonl`.
     *more: Runs to lay over it.
-    out: The PNG's path; `plots.png` in the first directory unless given.
+    out: The PNG's path; `plots.png` (`updates.png`) in the first directory
+      unless given.
+    updates: Whether to draw updates instead of rounds.
   """
-  data = curves([workdir, *more])
+  data = curves([workdir, *more], updates)
   shown = panels(data)
   if not shown:
     return []
@@ -165,7 +183,7 @@ def plot(
       if i >= len(shown):
         axes.set_visible(False)
       elif i + columns >= len(shown):
-        axes.set_xlabel("round", color=INK)
+        axes.set_xlabel("update" if updates else "round", color=INK)
       axes.tick_params(labelbottom=True)
     handles = [
       matplotlib.lines.Line2D([], [], color=color, linewidth=3, label=c.label)
@@ -179,7 +197,8 @@ def plot(
       frameon=False,
       fontsize=11,
     )
-    path = pathlib.Path(workdir) / "plots.png" if out is None else out
+    name = "updates.png" if updates else "plots.png"
+    path = pathlib.Path(workdir) / name if out is None else out
     figure.savefig(path, dpi=150, facecolor="white")
   return [pathlib.Path(path)]
 
@@ -282,9 +301,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
   )
   parser.add_argument("workdir", nargs="+")
   parser.add_argument("--out", help="default: plots.png in the first workdir")
+  parser.add_argument("--updates", action="store_true", help="not rounds")
   options = parser.parse_args(arguments)
   try:
-    paths = plot(*options.workdir, out=options.out)
+    paths = plot(*options.workdir, out=options.out, updates=options.updates)
   except ValueError as error:
     parser.error(str(error))
   if not paths:

@@ -107,7 +107,10 @@ def _finish(config, workdir, policies, states, finished) -> None:
   records = metrics.read(workdir / "metrics.jsonl")
   if not records:
     return
-  for path in plots.plot(workdir):
+  paths = plots.plot(workdir)
+  if config.updates > 1:
+    paths += plots.plot(workdir, updates=True)
+  for path in paths:
     print(f"plot: {path}")
   summary.table(summary.summary(workdir))
   summary.phases(workdir)
