@@ -25,14 +25,21 @@ class Job:
     self.made = made
     self.process: subprocess.Popen | None = None
 
-  def start(self, core: int) -> None:
+  def start(self, core: int, cache: pathlib.Path) -> None:
+    """Starts the process; `cache` holds what jobs compiled before it."""
     self.made.parent.mkdir(parents=True, exist_ok=True)
     log = open(f"{self.made}.log", "ab")  # noqa: SIM115 - the child's
     self.process = subprocess.Popen(
       self.words,
       stdout=log,
       stderr=log,
-      env={**os.environ, "JAX_PLATFORMS": "cpu"},
+      env={
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+      },
       preexec_fn=lambda: _pin(core),
     )
     log.close()
@@ -69,7 +76,7 @@ def drain(
     try:
       for job in lane:
         if not job.made.exists():
-          job.start(core)
+          job.start(core, out / "compiled")
           _note(out, job, job.wait())
     finally:
       cores.put(core)

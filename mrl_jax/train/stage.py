@@ -81,7 +81,10 @@ def plan(
   if not updates:
     return Plan((), 0, count)
   most = -(-len(groups) // updates)
-  size = multiple * collate.bucket(-(-most // multiple), 1)
+  # Quarters of the full batch: dropping groups adds three shapes to compile.
+  full = -(-schedule.prompts // schedule.updates)
+  step = multiple * -(-full // (4 * multiple))
+  size = step * -(-most // step)
   parts = tuple(
     tuple(part.tolist()) for part in np.array_split(groups, updates)
   )
