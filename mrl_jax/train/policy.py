@@ -160,6 +160,7 @@ def _policy(config, number, mesh, actor, params, reference) -> Policy:
       recipe.loss,
       shardings,
       mesh,
+      veto=recipe.veto,
       **options,
     ),
     reference=reference,

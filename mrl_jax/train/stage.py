@@ -214,14 +214,14 @@ def _sums(values: dict[str, Any]) -> diagnostics.Sums:
 
 def to_json(reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
   """The reports of `learn` as JSON values."""
-  lists = (
-    {k: v if v is None else v.tolist() for k, v in r["tokens"]._asdict().items()}
-    for r in reports
-  )
   return [
-    {**report, "tokens": sums}
-    for report, sums in zip(reports, lists, strict=True)
+    {**report, "tokens": _lists(report["tokens"]._asdict())}
+    for report in reports
   ]
+
+
+def _lists(sums: dict[str, Any]) -> dict[str, Any]:
+  return {k: None if v is None else v.tolist() for k, v in sums.items()}
 
 
 def from_json(reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
