@@ -159,18 +159,24 @@ def test_decoding_is_the_forward_pass():
   model, params, _ = golden("qwen3")
   context, lengths, tokens = rows()
   want = compiled(model.hidden)(params, context, lengths, tokens)
-  hidden, cache = jit(model.prefill, static_argnums=(3, 4))(
-    params, context, lengths, GROUP, STEPS // 2
-  )
+  hidden, prompts = jit(model.prefill)(params, context, lengths)
   close(np.repeat(hidden, GROUP, axis=0), want[:, 0], 1e-5)
+  cache = filled(prompts, STEPS // 2)
+  parts = model.unstack(params)
+  everyone = jnp.arange(len(tokens))
   for step in range(STEPS - 1):
     if step == STEPS // 2:
-      cache = cache_lib.grow(cache, STEPS)
-    hidden, cache = compiled(model.decode)(params, tokens[:, step], cache)
+      cache = cache_lib.refit(cache, everyone, STEPS)
+    hidden, cache = compiled(model.decode)(parts, tokens[:, step], cache)
     close(hidden, want[:, step + 1], 1e-5)
   assert int(cache.step) == STEPS - 1
-  with pytest.raises(ValueError, match="capacity 2 is below 6"):
-    cache_lib.grow(cache, 2)
+
+
+def filled(prompts, capacity):
+  """A cache that every row has entered."""
+  rows_ = jnp.arange(len(LENGTHS) * GROUP)
+  cache = cache_lib.empty(prompts, len(rows_), capacity)
+  return cache_lib.enter(cache, prompts, rows_ // GROUP, rows_)
 
 
 def test_bfloat16_is_near_and_decodes_the_same():
@@ -184,11 +190,13 @@ def test_bfloat16_is_near_and_decodes_the_same():
   got = jit(half.hidden)(params, context, lengths, tokens)
   assert got.dtype == jnp.bfloat16
   assert 1e-5 < _distance(got, exact) < 0.03
-  hidden, cache = jit(half.prefill, static_argnums=(3, 4))(
-    params, context, lengths, GROUP, STEPS
-  )
-  assert hidden.dtype == cache.keys.dtype == jnp.bfloat16
-  hidden, _ = jit(half.decode)(params, tokens[:, 0], cache)
+  hidden, prompts = jit(half.prefill)(params, context, lengths)
+  assert hidden.dtype == prompts.keys.dtype == jnp.bfloat16
+  cache, parts = filled(prompts, STEPS), half.unstack(params)
+  assert parts["layers"][0]["q"].dtype == jnp.bfloat16
+  assert parts["layers"][0]["attention_norm"].dtype == jnp.float32
+  hidden, cache = jit(half.decode)(parts, tokens[:, 0], cache)
+  assert cache.keys[0].dtype == jnp.bfloat16
   assert _distance(hidden, exact[:, 1]) < 0.03
 
 

@@ -16,7 +16,7 @@ MASKED = -1e30  # added to a score; finite, so a row with no key stays finite
 def bias(
   seen: Bool[Array, "..."],
   distance: Int[Array, "..."],
-  window: Int[Array, ""] | None,
+  window: Int[Array, ""] | int | None,
 ) -> Float[Array, "..."]:
   """0 where a query sees a key, else a large negative number.
 
@@ -68,27 +68,17 @@ def over_prompt_and_itself(
   return (out / total[..., None]).astype(q.dtype)
 
 
-def over_caches(
-  q: Float[Array, "N G K R h"],
-  prompt_k: Float[Array, "N K P h"],
-  prompt_v: Float[Array, "N K P h"],
-  k: Float[Array, "N G K C h"],
-  v: Float[Array, "N G K C h"],
-  prompt_mask: Float[Array, "N P"],
-  mask: Float[Array, "C"],
-) -> Float[Array, "N G K R h"]:
-  """The same for one token per row, over caches laid out to be read."""
-  first = _scores("ngkrh,nkph->nkgrp", q, prompt_k)
-  first += prompt_mask[:, None, None, None]
-  second = _scores("ngkrh,ngkch->ngkrc", q, k)
-  second += mask[None, None, None, None]
-  top = jnp.maximum(jnp.swapaxes(first.max(-1), 1, 2), second.max(-1))
-  first = jnp.exp(first - jnp.swapaxes(top, 1, 2)[..., None])
-  second = jnp.exp(second - top[..., None])
-  total = jnp.swapaxes(first.sum(-1), 1, 2) + second.sum(-1)
-  # Not straight to ngkrh: XLA:CPU has no bfloat16 product in that order.
-  out = jnp.swapaxes(_weigh("nkgrp,nkph->nkgrh", first, prompt_v), 1, 2)
-  out += _weigh("ngkrc,ngkch->ngkrh", second, v)
+def over_cache(
+  q: Float[Array, "B K R h"],
+  k: Float[Array, "B K C h"],
+  v: Float[Array, "B K C h"],
+  mask: Float[Array, "B C"],
+) -> Float[Array, "B K R h"]:
+  """The same for one token per row, over a cache laid out to be read."""
+  scores = _scores("bkrh,bkch->bkrc", q, k) + mask[:, None, None]
+  masses = jnp.exp(scores - scores.max(-1, keepdims=True))
+  total = masses.sum(-1)
+  out = _weigh("bkrc,bkch->bkrh", masses, v)
   return (out / total[..., None]).astype(q.dtype)
 
 

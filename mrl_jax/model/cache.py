@@ -1,8 +1,11 @@
-"""Keys and values of a generation: the prompts' once, then the rows' own.
+"""Keys and values of the rows that are being decoded, one row in each slot.
 
-The prompt part is shared by the G samples of a prompt and never copied; the
-completion part starts small and is grown by the sampler, so that attention
-covers what has been generated and not the limit.
+A slot's columns are its row's prompt, then a ring for the completion. All
+slots write the same ring column, the global step modulo the capacity: a
+write is one slice for all rows, whenever they entered. A row that entered at
+step s owns the columns written since then, so a column of age a is its own
+if a <= step - s, and nothing needs to be erased when a row leaves. Layers are
+separate arrays, which attention then reads where they lie.
 """
 
 from typing import NamedTuple
@@ -10,24 +13,107 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from mrl_jax.parallel import sharding
+
+
+class Prompts(NamedTuple):
+  """Keys and values of N prompts, left-padded."""
+
+  keys: Float[Array, "L N K P h"]
+  values: Float[Array, "L N K P h"]
+  positions: Int[Array, "N P"]  # of each column; negative on the padding
+
 
 class Cache(NamedTuple):
-  """What `decode` attends to."""
+  """What `decode` attends to: in each of B slots, P prompt columns, a ring."""
 
-  prompt_keys: Float[Array, "L N K P h"]
-  prompt_values: Float[Array, "L N K P h"]
-  prompt_lengths: Int[Array, "N"]
-  keys: Float[Array, "L B K C h"]
-  values: Float[Array, "L B K C h"]
-  step: Int[Array, ""]  # completion tokens written so far
+  keys: tuple[Float[Array, "B K C h"], ...]  # one array for each layer
+  values: tuple[Float[Array, "B K C h"], ...]
+  positions: Int[Array, "B P"]  # of the prompt's columns
+  entered: Int[Array, "B"]  # the global step at which the row entered
+  step: Int[Array, ""]  # tokens written to each slot so far
+
+  @property
+  def capacity(self) -> int:
+    """Completion tokens that a row can hold."""
+    return self.keys[0].shape[2] - self.positions.shape[1]
 
 
-def grow(cache: Cache, capacity: int) -> Cache:
-  """The cache with room for `capacity` completion tokens."""
-  more = capacity - cache.keys.shape[3]
-  if more < 0:
-    raise ValueError(f"capacity {capacity} is below {cache.keys.shape[3]}")
-  pad = ((0, 0), (0, 0), (0, 0), (0, more), (0, 0))
+def empty(prompts: Prompts, slots: int, capacity: int) -> Cache:
+  """A cache for rows of such prompts; no slot holds a row."""
+  layers, _, heads, width, size = prompts.keys.shape
+  shape = (slots, heads, width + capacity, size)
+
+  def zeros():
+    return tuple(jnp.zeros(shape, prompts.keys.dtype) for _ in range(layers))
+
+  return Cache(
+    zeros(),
+    zeros(),
+    jnp.zeros((slots, width), jnp.int32),
+    jnp.zeros((slots,), jnp.int32),
+    jnp.zeros((), jnp.int32),
+  )
+
+
+def enter(
+  cache: Cache,
+  prompts: Prompts,
+  picked: Int[Array, "E"],
+  slots: Int[Array, "E"],
+) -> Cache:
+  """Rows of the picked prompts enter these slots; slots beyond B are dropped."""
+  width = cache.positions.shape[1]
+
+  def write(columns, new):
+    return tuple(
+      old.at[slots, :, :width].set(layer[picked], mode="drop")
+      for old, layer in zip(columns, new, strict=True)
+    )
+
+  positions = prompts.positions[picked]
   return cache._replace(
-    keys=jnp.pad(cache.keys, pad), values=jnp.pad(cache.values, pad)
+    keys=write(cache.keys, prompts.keys),
+    values=write(cache.values, prompts.values),
+    positions=cache.positions.at[slots].set(positions, mode="drop"),
+    entered=cache.entered.at[slots].set(cache.step, mode="drop"),
+  )
+
+
+def refit(cache: Cache, slots: Int[Array, "E"], capacity: int) -> Cache:
+  """The cache of these slots alone, with a ring of `capacity` columns.
+
+  New column c holds the latest step t with t = c modulo the new capacity; it
+  was in column t modulo the old one, if t is not older than that ring.
+  """
+  width = cache.positions.shape[1]
+  last = cache.step - 1
+  steps = last - (last - jnp.arange(capacity)) % capacity
+  ring = width + steps % cache.capacity
+  columns = jnp.concatenate([jnp.arange(width), ring])
+
+  def place(layers):
+    return tuple(jnp.take(x[slots], columns, axis=2) for x in layers)
+
+  return cache._replace(
+    keys=place(cache.keys),
+    values=place(cache.values),
+    positions=cache.positions[slots],
+    entered=cache.entered[slots],
+  )
+
+
+def pin(cache: Cache) -> Cache:
+  """Spreads slots over the data axes and heads over the tensor axis."""
+
+  def layers(columns):
+    axes = ("batch", "kv_heads", None, None)
+    return tuple(sharding.constrain(layer, axes) for layer in columns)
+
+  return Cache(
+    layers(cache.keys),
+    layers(cache.values),
+    sharding.constrain(cache.positions, ("batch", None)),
+    sharding.constrain(cache.entered, ("batch",)),
+    sharding.constrain(cache.step, ()),
   )

@@ -3,7 +3,7 @@
 Inside are the modules of `layers.py`; outside there is only `Model`,
 functions over a nested dict of arrays, so that any other decoder with these
 functions can take its place. Layers are stacked along a leading axis and
-scanned.
+scanned, except where one token is decoded: there they stand apart.
 
 Prompts are computed once for the G completions of each, in training as in
 sampling: `hidden` takes N prompts and B = N G completions, runs both as two
@@ -35,7 +35,8 @@ class Model(NamedTuple):
   init: Callable[[Array], Params]
   hidden: Callable[..., Array]
   unembedding: Callable[[Params], Array]
-  prefill: Callable[..., tuple[Array, cache_lib.Cache]]
+  prefill: Callable[..., tuple[Array, cache_lib.Prompts]]
+  unstack: Callable[[Params], Params]
   decode: Callable[..., tuple[Array, cache_lib.Cache]]
 
 
@@ -47,9 +48,11 @@ def make(spec: spec_lib.Spec) -> Model:
     states [B, T, D] that predict tokens[:, t], after the final norm; prompts
     left-padded, completions right-padded, rows of prompt n at n G + g.
   unembedding(params) -> [V, D], in the compute dtype.
-  prefill(params, context, context_lengths, samples, capacity) -> the state
-    [N, D] of each last prompt token, and a cache for N * samples rows.
-  decode(params, tokens [B], cache) -> the states [B, D] that predict the
+  prefill(params, context, context_lengths) -> the state [N, D] of each last
+    prompt token, and the prompts' keys and values.
+  unstack(params) -> the parameters that `decode` takes: the layers apart and
+    in the compute dtype, so that no step slices or casts them.
+  decode(unstacked, tokens [B], cache) -> the states [B, D] that predict the
     next tokens, and the cache with these.
   """
   return Model(
@@ -59,6 +62,7 @@ def make(spec: spec_lib.Spec) -> Model:
     hidden=functools.partial(_hidden, spec),
     unembedding=functools.partial(_unembedding, spec),
     prefill=functools.partial(_prefill, spec),
+    unstack=functools.partial(_unstack, spec),
     decode=functools.partial(_decode, spec),
   )
 
@@ -149,9 +153,7 @@ def _prefill(
   params: Params,
   context: Int[Array, "N P"],
   context_lengths: Int[Array, "N"],
-  samples: int,
-  capacity: int,
-) -> tuple[Float[Array, "N D"], cache_lib.Cache]:
+) -> tuple[Float[Array, "N D"], cache_lib.Prompts]:
   where = _positions(context_lengths, context.shape[1])
   turns, real = _turns(spec, where), where >= 0
   ages = (where[:, :, None] - where[:, None, :]), real[:, None, :]
@@ -166,12 +168,22 @@ def _prefill(
 
   x = _rows(_embed(spec, params, context))
   x, (keys, values) = jax.lax.scan(layer, x, _layers(spec, params))
-  rows = context.shape[0] * samples
-  shape = (spec.layers, rows, spec.kv_heads, capacity, spec.head_dim)
-  empty = jnp.zeros(shape, keys.dtype)
-  step = jnp.zeros((), jnp.int32)
-  cache = cache_lib.Cache(keys, values, context_lengths, empty, empty + 0, step)
-  return layers.rms_norm(x[:, -1], params["norm"], spec.norm_eps), cache
+  prompts = cache_lib.Prompts(keys, values, where)
+  return layers.rms_norm(x[:, -1], params["norm"], spec.norm_eps), prompts
+
+
+def _unstack(spec: spec_lib.Spec, params: Params) -> Params:
+  # Norms are computed in float32, so theirs are not rounded.
+  def cast(path, leaf):
+    kept = path[-1].key.endswith("norm")
+    return leaf if kept else leaf.astype(spec.compute_dtype)
+
+  params = jax.tree_util.tree_map_with_path(cast, params)
+  parts = [
+    jax.tree.map(lambda x, n=n: x[n], params["layers"])
+    for n in range(spec.layers)
+  ]
+  return {**params, "layers": tuple(parts)}
 
 
 def _decode(
@@ -180,61 +192,38 @@ def _decode(
   tokens: Int[Array, "B"],
   cache: cache_lib.Cache,
 ) -> tuple[Float[Array, "B D"], cache_lib.Cache]:
-  count, rows = cache.prompt_lengths.shape[0], tokens.shape[0]
-  group = rows // count
-  capacity, width = cache.keys.shape[3], cache.prompt_keys.shape[3]
-  now = cache.prompt_lengths + cache.step
-  where = _positions(cache.prompt_lengths, width)
-  prompt = (now[:, None] - where), where >= 0
-  own = (cache.step - jnp.arange(capacity)), jnp.ones((), bool)
-  masks = _masks(spec, prompt, own)
-  turns = _turns(spec, now[:, None])
+  where, capacity = cache.positions, cache.capacity
+  age = cache.step - cache.entered  # tokens that the row has already written
+  now = where[:, -1] + 1 + age
+  ages = (cache.step - jnp.arange(capacity)) % capacity
+  ages = jnp.broadcast_to(ages[None, :], (len(now), capacity))
+  seen = jnp.concatenate([where >= 0, ages <= age[:, None]], axis=1)
+  distance = jnp.concatenate([now[:, None] - where, ages], axis=1)
+  windows = spec.windows or (0,) * spec.layers
+  masks = {w: attention.bias(seen, distance, w or None) for w in {*windows}}
+  turns = _turns(spec, now)
+  column = where.shape[1] + cache.step % capacity
   bind = _block(spec)
 
-  def layer(carry, inputs):
-    x, keys, values = carry
-    index, prompt_k, prompt_v = inputs[2:]
-    block, (prompt_mask, mask) = bind(inputs[0]), masks(inputs[1])
-    q, k, v = block.qkv(x, turns)
-    keys, k = _write(keys, k, index, cache.step)
-    values, v = _write(values, v, index, cache.step)
-    grouped = (count, group, *k.shape[1:])
-    attended = attention.over_caches(
-      q,
-      prompt_k,
-      prompt_v,
-      k.reshape(grouped),
-      v.reshape(grouped),
-      prompt_mask,
-      mask,
+  def write(layer, new):
+    return jax.lax.dynamic_update_slice(
+      layer, new[:, :, None], (0, 0, column, 0)
     )
-    return (block.finish(x, attended), keys, values), None
 
-  x = _embed(spec, params, tokens).reshape(count, group, -1)
-  inputs = (
-    *_layers(spec, params),
-    jnp.arange(spec.layers),
-    cache.prompt_keys,
-    cache.prompt_values,
+  x = _embed(spec, params, tokens)
+  keys, values = list(cache.keys), list(cache.values)
+  for number, part in enumerate(params["layers"]):
+    block = bind(part)
+    q, k, v = block.qkv(x, turns)
+    keys[number] = write(keys[number], k)
+    values[number] = write(values[number], v)
+    mask = masks[windows[number]]
+    attended = attention.over_cache(q, keys[number], values[number], mask)
+    x = _rows(block.finish(x, attended))
+  x = layers.rms_norm(x, params["norm"], spec.norm_eps)
+  return x, cache._replace(
+    keys=tuple(keys), values=tuple(values), step=cache.step + 1
   )
-  carry = (x, cache.keys, cache.values)
-  (x, keys, values), _ = jax.lax.scan(layer, carry, inputs)
-  x = layers.rms_norm(x, params["norm"], spec.norm_eps).reshape(rows, -1)
-  cache = cache._replace(keys=keys, values=values, step=cache.step + 1)
-  return x, cache
-
-
-def _write(
-  stack: Float[Array, "L B K C h"],
-  new: Float[Array, "N G K h"],
-  layer: Int[Array, ""],
-  step: Int[Array, ""],
-) -> tuple[Float[Array, "L B K C h"], Float[Array, "B K C h"]]:
-  """Writes one token of one layer in place; returns the layer's part too."""
-  _, rows, heads, _, size = stack.shape
-  new = new.reshape(1, rows, heads, 1, size)
-  stack = jax.lax.dynamic_update_slice(stack, new, (layer, 0, 0, step, 0))
-  return stack, jax.lax.dynamic_index_in_dim(stack, layer, keepdims=False)
 
 
 def _positions(lengths: Int[Array, "N"], width: int) -> Int[Array, "N P"]:

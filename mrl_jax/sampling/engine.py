@@ -1,32 +1,35 @@
-"""Batched sampling: one prefill per prompt, jitted decode blocks, exact keys.
+"""Continuous batched sampling: rows take turns in a fixed number of slots.
 
-A prompt is prefilled once for its G samples. Decoding runs in jitted blocks
-that each end where the completion cache is full; between blocks the host
-doubles the cache, so attention covers what is used and not the limit, and a
-block in which every row has stopped is the last. Each token is drawn by
-inverting the CDF at one uniform number, whose key is derived from (seed,
-policy, round, prompt id, sample, position): a sample does not depend on its
-neighbours in the batch or on the device count, and no key serves twice.
+A finished row leaves its slot and a waiting one enters, so that a few long
+completions do not keep a batch of finished ones waiting. Prompts are computed
+once for their G samples, a slotful at a time. The completion cache is as
+large as the longest live row needs, and when nothing waits, the last rows are
+gathered into fewer slots. What is drawn depends on a row's own key and
+position alone: not on the slots, on the neighbours, or on the device count.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Bool
 
 from mrl_jax import collate
-from mrl_jax.kernels import logprobs
-from mrl_jax.model import cache as cache_lib
 from mrl_jax.model import transformer
 from mrl_jax.parallel import sharding
+from mrl_jax.sampling import slots as slots_lib
+
+# The names of draws.py are also this module's.
+from mrl_jax.sampling.draws import draw as draw
+from mrl_jax.sampling.draws import invert_cdf as invert_cdf
+from mrl_jax.sampling.draws import row_keys as row_keys
+from mrl_jax.sampling.draws import words as words
 from mrl_jax.types import Distribution
 
-FIRST_BLOCK = 32  # completion tokens before the cache first grows
-_CDF_BLOCK = 128
+FIRST_CAPACITY = 32  # completion tokens before the ring first grows
+_ENTER = 8  # rows enter when one slot in so many is free
+_FEWER = 4  # the factor between two numbers of slots
 
 
 class Samples(NamedTuple):
@@ -39,90 +42,7 @@ class Samples(NamedTuple):
   finished: np.ndarray  # [B] bool: stopped by an EOS id, not by the limit
 
 
-class Decoding(NamedTuple):
-  """The carry of the decode loop."""
-
-  hidden: Array  # [B, D], predicts the next token
-  cache: cache_lib.Cache
-  done: Array  # [B] bool
-  step: Array  # [] i32, tokens generated so far
-
-
 Generate = Callable[[dict, Sequence[Sequence[int]], np.ndarray], Samples]
-
-
-def words(*parts: int | str) -> list[int]:
-  """Turns names and numbers into the 32-bit words a row's key folds in.
-
-  A string becomes the first 64 bits of its SHA-256, as two words.
-  """
-  out = []
-  for part in parts:
-    if isinstance(part, str):
-      digest = hashlib.sha256(part.encode()).digest()
-      out += [int.from_bytes(digest[i : i + 4], "big") for i in (0, 4)]
-    else:
-      out.append(part)
-  return out
-
-
-def row_keys(seed: int, ids: UInt32[Array, "B W"]) -> Array:
-  """One key per row: `ids` folded into the seed's key word by word."""
-
-  def one(row):
-    return jax.lax.fori_loop(
-      0, row.shape[0], lambda i, k: jax.random.fold_in(k, row[i]), base
-    )
-
-  base = jax.random.key(seed)
-  return jax.vmap(one)(ids)
-
-
-def invert_cdf(
-  probabilities: Float[Array, "B V"], uniform: Float[Array, "B"]
-) -> Int[Array, "B"]:
-  """Draws `min {v : sum_{w <= v} p_w > u sum_w p_w}`, one uniform per row.
-
-  The running sum is two-level, over blocks and then inside the chosen one:
-  it costs one pass over [B, V] and no sort, and a token of probability 0 is
-  never drawn.
-  """
-  rows, vocab = probabilities.shape
-  width = min(_CDF_BLOCK, vocab)
-  padded = jnp.pad(probabilities, ((0, 0), (0, -vocab % width)))
-  blocks = padded.reshape(rows, -1, width)
-  ends = jnp.cumsum(blocks.sum(-1), axis=-1)
-  target = uniform * ends[:, -1]
-  block = _first_above(ends, target)
-  index = jnp.arange(rows)
-  start = jnp.where(block > 0, ends[index, block - 1], 0.0)
-  inside = blocks[index, block]
-  offset = _first_above(jnp.cumsum(inside, axis=-1), target - start)
-  # Rounding can push the target past the block's own sum.
-  last = width - 1 - jnp.argmax(inside[:, ::-1] > 0, axis=-1)
-  return (block * width + jnp.minimum(offset, last)).astype(jnp.int32)
-
-
-def _first_above(
-  ends: Float[Array, "B K"], target: Float[Array, "B"]
-) -> Int[Array, "B"]:
-  count = jnp.sum(ends <= target[:, None], axis=-1)
-  return jnp.minimum(count, ends.shape[-1] - 1)
-
-
-def draw(
-  logits: Float[Array, "B V"], uniform: Float[Array, "B"]
-) -> tuple[Int[Array, "B"], Float[Array, "B"], Float[Array, "B"]]:
-  """Token, its log-prob and the entropy under softmax(logits)."""
-  # Relative to the greatest logit, as the scorer has it: to the last digit.
-  x = logits - jnp.max(logits, axis=-1, keepdims=True)
-  weights = jnp.exp(x)
-  total = weights.sum(-1)
-  token = invert_cdf(weights, uniform)
-  log_total = jnp.log(total)
-  chosen = jnp.take_along_axis(x, token[:, None], axis=-1)[:, 0]
-  mean = (weights * jnp.where(weights > 0, x, 0.0)).sum(-1) / total
-  return token, chosen - log_total, log_total - mean
 
 
 def make(
@@ -148,124 +68,166 @@ def make(
     allowed: vocabulary ids that may be sampled.
     distribution: temperature, top-k, top-p.
     seed: of the run.
-    rows: most rows decoded at a time; 0 is all at once.
+    rows: slots, the most rows decoded at a time; 0 is all at once. Rounded
+      up so that they spread evenly over the mesh.
 
   Returns:
     A function of the parameters, the prompts as lists of ids, and `ids`
     [B, W] uint32, the words that name each row (see `words`).
   """
-  spread = mesh.shape["data"] * mesh.shape["fsdp"]
-  stops = np.asarray(stop_ids, np.int32)
-  start = _make_start(model, samples)
-  block = _make_block(model, stops, distribution, seed)
-  mask = jnp.asarray(allowed)
-
-  def chunk(params, prompts, ids) -> list[np.ndarray]:
-    context, lengths = collate.left_pad(prompts)
-    placed = jax.device_put((context, lengths, ids), sharding.batch(mesh))
-    context, lengths, ids = placed
-    begin, end = 0, min(FIRST_BLOCK, limit)
-    state = start(params, context, lengths, end)
-    parts = []
-    while True:
-      state, part = block(params, state, ids, mask, begin, end)
-      parts.append(part)
-      if end >= limit or bool(jnp.all(state.done)):
-        break
-      begin, end = end, min(2 * end, limit)
-      state = state._replace(cache=cache_lib.grow(state.cache, end))
-    columns = zip(*jax.device_get(parts), strict=True)
-    done = jax.device_get(state.done)[:, None]
-    return [np.concatenate(c, axis=1) for c in columns] + [done]
+  programs = slots_lib.make(
+    model,
+    limit=limit,
+    stop_ids=stop_ids,
+    allowed=allowed,
+    distribution=distribution,
+    seed=seed,
+  )
 
   def generate(params, prompts, ids) -> Samples:
-    per_chunk = max(1, rows // samples) if rows else len(prompts)
-    per_chunk = min(per_chunk, len(prompts))
-    per_chunk += -per_chunk % spread
-    order = np.argsort([len(p) for p in prompts], kind="stable")
-    ids = np.asarray(ids, np.uint32).reshape(len(prompts), samples, -1)
-    found: list[list[np.ndarray] | None] = [None] * len(prompts)
+    count = len(prompts) * samples
+    slots = min(rows or count, count)
     with jax.set_mesh(mesh):
-      for begin in range(0, len(prompts), per_chunk):
-        picked = order[begin : begin + per_chunk]
-        # A short last chunk is filled up with copies, which are dropped.
-        filled = np.resize(picked, per_chunk)
-        words_ = ids[filled].reshape(per_chunk * samples, -1)
-        outs = chunk(params, [prompts[i] for i in filled], words_)
-        for place, prompt in enumerate(picked):
-          span = slice(place * samples, (place + 1) * samples)
-          found[prompt] = [out[span] for out in outs]
-    return _gather(found)
+      call = _Call(programs, mesh, params, slots, samples, limit)
+      out, lengths = call.run(prompts, np.asarray(ids, np.uint32))
+    return _samples(out, lengths, stop_ids)
 
   return generate
 
 
-def _make_start(model, samples):
-  def start(params, context, lengths, capacity):
-    hidden, cache = model.prefill(
-      params, context, lengths, samples=samples, capacity=capacity
+class _Call:
+  """One call of `generate`: which row sits where, and what it has drawn."""
+
+  def __init__(self, programs, mesh, params, slots, samples, limit):
+    self.programs, self.params = programs, params
+    self.unstacked = programs.unstack(params)
+    self.samples, self.limit = samples, limit
+    self.spread = mesh.shape["data"] * mesh.shape["fsdp"]
+    self.placement = sharding.batch(mesh)
+    slots = _rounded(slots, self.spread)
+    self.rows = np.full(slots, -1)  # the row in each slot
+    self.entered = np.zeros(slots, np.int64)
+    self.most = max(1, slots // _ENTER)  # rows that enter at a time
+    self.step = 0
+    self.capacity = min(FIRST_CAPACITY, limit)
+    self.state = None
+    self.pantry = None  # the prompts computed last, and the first's number
+
+  def run(self, prompts, ids):
+    self.context, self.context_lengths = collate.left_pad(prompts)
+    count = len(prompts) * self.samples
+    self.ids = ids.reshape(count, -1)
+    self.waiting = 0  # the first row that has not entered
+    kinds = (np.int32, np.float32, np.float32)
+    self.out = [np.zeros((count, self.limit), kind) for kind in kinds]
+    self.lengths = np.zeros(count, np.int32)
+    while True:
+      self._enter()
+      if not (self.rows >= 0).any():
+        return self.out, self.lengths
+      self._refit()
+      self._decode()
+
+  def _enter(self):
+    """Fills the free slots with waiting rows."""
+    free = np.flatnonzero(self.rows < 0)
+    while len(free) and self.waiting < len(self.ids):
+      hidden, prompts, first, end = self._prompts(self.waiting // self.samples)
+      take = min(len(free), self.most, end * self.samples - self.waiting)
+      rows = np.arange(self.waiting, self.waiting + take)
+      places, free = free[:take], free[take:]
+      self.rows[places], self.entered[places] = rows, self.step
+      self.waiting += take
+      if self.state is None:
+        size = len(self.rows)
+        self.state = self.programs.empty(hidden, prompts, size, self.capacity)
+      # What is missing to a full hand goes to a slot that is none.
+      spare = self.most - take
+      places = np.pad(places, (0, spare), constant_values=len(self.rows))
+      rows = np.pad(rows, (0, spare), mode="edge")
+      picked = rows // self.samples - first
+      self.state = self.programs.enter(
+        self.state,
+        hidden,
+        prompts,
+        picked.astype(np.int32),
+        places.astype(np.int32),
+        self.ids[rows],
+      )
+
+  def _prompts(self, number):
+    """The pantry that has prompt `number`; computes it if it is the next."""
+    count = len(self.context)
+    if self.pantry is None or number >= self.pantry[-1]:
+      size = min(max(1, len(self.rows) // self.samples), count)
+      size = _rounded(size, self.spread)
+      picked = np.minimum(np.arange(number, number + size), count - 1)
+      placed = jax.device_put(
+        (self.context[picked], self.context_lengths[picked]), self.placement
+      )
+      computed = self.programs.prefill(self.params, *placed)
+      self.pantry = (*computed, number, min(number + size, count))
+    return self.pantry
+
+  def _refit(self):
+    """Grows or shrinks the ring, and gathers the last rows together."""
+    live = np.flatnonzero(self.rows >= 0)
+    need = 1 + self.step - int(self.entered[live].min())
+    capacity = self.capacity
+    if need > capacity or 4 * need <= capacity:
+      capacity = FIRST_CAPACITY
+      while capacity < need:
+        capacity *= 2
+      capacity = min(capacity, self.limit)
+    slots = len(self.rows)
+    if self.waiting == len(self.ids):
+      while self._fewer(slots) >= len(live) and self._fewer(slots) < slots:
+        slots = self._fewer(slots)
+    if (capacity, slots) == (self.capacity, len(self.rows)):
+      return
+    kept = np.concatenate([live, np.flatnonzero(self.rows < 0)])[:slots]
+    if slots == len(self.rows):
+      kept = np.arange(slots)
+    kept = kept.astype(np.int32)
+    self.state = self.programs.refit(self.state, kept, capacity)
+    self.rows, self.entered = self.rows[kept], self.entered[kept]
+    self.capacity = capacity
+
+  def _fewer(self, slots):
+    return _rounded(max(1, slots // _FEWER), self.spread)
+
+  def _decode(self):
+    """One block; its tokens go to their rows and finished rows leave."""
+    slots = len(self.rows)
+    if self.waiting < len(self.ids):
+      floor = slots - self.most
+    else:
+      fewer = self._fewer(slots)
+      floor = fewer if fewer < slots else 0
+    self.state, drawn = self.programs.block(
+      self.unstacked, self.state, np.int32(floor)
     )
-    hidden = jnp.repeat(hidden, samples, axis=0)
-    done = jnp.zeros(hidden.shape[:1], bool)
-    return Decoding(hidden, cache, done, jnp.zeros((), jnp.int32))
-
-  return jax.jit(start, static_argnums=3)
-
-
-def _make_block(model, stops, distribution, seed):
-  """Decodes completion positions [begin, end), or until all rows stopped."""
-
-  def run(params, state, ids, allowed, begin, end):
-    keys = row_keys(seed, ids)
-    unembedding = model.unembedding(params)
-    shape = (state.done.shape[0], end - begin)
-    kinds = (jnp.int32, jnp.float32, jnp.float32, jnp.bool_)
-    out = tuple(jnp.zeros(shape, kind) for kind in kinds)
-
-    def step(carry):
-      state, out = carry
-      logits = jnp.einsum(
-        "bd,vd->bv",
-        state.hidden,
-        unembedding,
-        preferred_element_type=jnp.float32,
-      )
-      logits = logprobs.adjust(logits, allowed, distribution)
-      at = jax.vmap(jax.random.fold_in, (0, None))(keys, state.step)
-      live = ~state.done
-      values = (*draw(logits, jax.vmap(jax.random.uniform)(at)), live)
-      values = [jnp.where(live, v, jnp.zeros((), v.dtype)) for v in values]
-      out = tuple(
-        jax.lax.dynamic_update_slice(o, v[:, None], (0, state.step - begin))
-        for o, v in zip(out, values, strict=True)
-      )
-      stopped = jnp.any(values[0][:, None] == stops[None, :], axis=-1)
-      hidden, cache = model.decode(params, values[0], state.cache)
-      done = state.done | stopped
-      return Decoding(hidden, cache, done, state.step + 1), out
-
-    def more(carry):
-      state, _ = carry
-      return (state.step < end) & ~jnp.all(state.done)
-
-    return jax.lax.while_loop(more, step, (state, out))
-
-  return jax.jit(run, static_argnums=(4, 5), donate_argnums=1)
+    *columns, counts, live, step = jax.device_get(
+      (*drawn, self.state.live, self.state.cache.step)
+    )
+    times = np.arange(len(columns[0]))
+    slot, time = np.nonzero(times[None, :] < counts[:, None])
+    row = self.rows[slot]
+    for out, column in zip(self.out, columns, strict=True):
+      out[row, self.lengths[row] + time] = column[time, slot]
+    held = self.rows >= 0
+    self.lengths[self.rows[held]] += counts[held]
+    self.rows[~live] = -1
+    self.step = int(step)
 
 
-def _gather(found: list[list[np.ndarray]]) -> Samples:
-  """Joins the prompts' parts and trims them to the longest completion."""
-  lengths = np.concatenate([part[3].sum(axis=1) for part in found])
-  width = max(1, int(lengths.max()))
+def _rounded(count: int, multiple: int) -> int:
+  return count + -count % multiple
 
-  def join(column):
-    out = np.zeros((len(lengths), width), found[0][column].dtype)
-    row = 0
-    for part in found:
-      values = part[column][:, :width]
-      out[row : row + len(values), : values.shape[1]] = values
-      row += len(values)
-    return out
 
-  finished = np.concatenate([part[4][:, 0] for part in found])
-  return Samples(join(0), lengths.astype(np.int32), join(1), join(2), finished)
+def _samples(out, lengths, stop_ids) -> Samples:
+  """Trims to the longest completion."""
+  tokens, logprobs, entropies = (x[:, : max(1, lengths.max())] for x in out)
+  last = tokens[np.arange(len(lengths)), lengths - 1]
+  finished = np.isin(last, stop_ids)
+  return Samples(tokens, lengths, logprobs, entropies, finished)
