@@ -90,6 +90,7 @@ def batch(
     clip_high=unset,
     group=np.asarray(group, np.int32),
     source=np.asarray([row.source for row in rows], np.int32),
+    version=np.asarray([row.version for row in rows], np.int32),
     peers=_peers([(peers or {}).get(row.prompt_id) for row in rows]),
     trace=_trace([row.foreign for row in rows], width),
   )
@@ -104,6 +105,7 @@ class _Row(NamedTuple):
   logprobs: np.ndarray
   reward: float
   source: int
+  version: int = 0  # of own rows
   foreign: records.Foreign | None = None
 
 
@@ -147,6 +149,7 @@ def _own(row: records.Rollout) -> _Row:
     row.logprobs,
     row.reward,
     int(Source.OWN),
+    row.version,
   )
 
 
@@ -155,7 +158,13 @@ def _foreign(
 ) -> _Row:
   source = Source.RESCUE if row.rescue else Source.PEER
   return _Row(
-    prompt_id, context, row.tokens, _NOTHING, row.reward, int(source), row
+    prompt_id,
+    context,
+    row.tokens,
+    _NOTHING,
+    row.reward,
+    int(source),
+    foreign=row,
   )
 
 

@@ -116,6 +116,7 @@ class Batch(NamedTuple):
   clip_high: Float[Array, "B"]
   group: Int[Array, "B"]  # rows of one prompt share a number in [0, B)
   source: Int[Array, "B"]
+  version: Int[Array, "B"]  # updates the policy had made when it sampled
   peers: Peers
   old_logprobs: Float[Array, "B T"] | None = None  # trainer's, at stage start
   ref_logprobs: Float[Array, "B T"] | None = None  # frozen reference policy's

@@ -38,9 +38,11 @@ def batch(rows=4, steps=6, samples=2, vocab=11, seed=0, **fields) -> Batch:
     "clip_high": np.full(rows, 0.28),
     "group": np.arange(rows) // samples,
     "source": np.full(rows, int(Source.OWN)),
+    "version": nothing,
     **fields,
   }
-  integers = {"context", "context_lengths", "tokens", "group", "source"}
+  integers = {"context", "context_lengths", "tokens"}
+  integers |= {"group", "source", "version"}
   arrays = {
     name: value
     if value is None
