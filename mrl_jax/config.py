@@ -12,7 +12,7 @@ import pathlib
 from typing import Any
 
 from mrl_jax import config_checks
-from mrl_jax.config_checks import ConfigError
+from mrl_jax.config_checks import CORRECTIONS, VETOES, ConfigError
 
 RECIPES = ("grpo", "dr_grpo", "prp", "xgrpo", "sgt")  # joined by +
 PRP_MODES = ("behavior", "decoupled", "recompute")
@@ -21,17 +21,6 @@ RESCUE_MEANS = ("tokens", "prompts")
 EXECUTORS = ("inline", "partition")
 LOSSES = ("policy_gradient", "gspo", "cispo", "reinforce")
 REDUCTIONS = ("token_mean", "sequence_mean", "constant_mean")
-CORRECTIONS = (
-  "none",
-  "tis_token",
-  "tis_sequence",
-  "mis_token",
-  "mis_sequence",
-  "icepop",
-  "response_veto",
-  "opsm",
-  "m2po",
-)
 DENOMINATORS = ("original", "kept")
 KLS = ("k1", "k2", "k3")
 LR_SCHEDULES = ("constant", "linear", "cosine")
@@ -126,6 +115,13 @@ class Config:
   clip_high: float = _field(0.28, "... to 1 + clip_high.")
   dual_clip: float = _field(
     0.0, "Bound on the loss of negative rows, as a ratio; 0: off."
+  )
+  veto: str = _field(
+    "none", "What a bad response loses where a ratio is too low.", VETOES
+  )
+  veto_tau: float = _field(
+    -1.0,
+    "The veto's least ratio; -1: 1 - clip_low, or 1e-3 if cumulative.",
   )
   correction: str = _field(
     "none",

@@ -7,6 +7,28 @@ that cannot work never leaves the constructor.
 import dataclasses
 from typing import Any
 
+CORRECTIONS = (
+  "none",
+  "tis_token",
+  "tis_sequence",
+  "mis_token",
+  "mis_sequence",
+  "icepop",
+  "response_veto",
+  "opsm",
+  "m2po",
+)
+VETOES = (
+  "none",
+  "suffix",
+  "cumulative",
+  "two_sided",
+  "high_ratio",
+  "response",
+  "both_signs",
+  "token",
+)
+
 
 class ConfigError(ValueError):
   """A field that cannot be used: its name, its value, what is allowed."""
@@ -27,6 +49,7 @@ def check(config: Any) -> None:
   _check_names(config)
   _check_numbers(config)
   _check_policies(config)
+  _check_veto(config)
   _check_stage(config)
   _check_division(config)
 
@@ -173,6 +196,20 @@ def _check_shares(config: Any, count: int) -> None:
   if config.executor == "partition" and config.offload:
     raise ConfigError(
       "offload", "true", "needs --executor=inline: no state is idle"
+    )
+
+
+def _check_veto(config: Any) -> None:
+  tau = config.veto_tau
+  if tau != -1 and not 0 <= tau < 1:
+    raise ConfigError("veto_tau", tau, "must be in [0, 1) or -1")
+  ends = config.veto not in ("none", "cumulative")  # at the clip range's end
+  if ends and tau == -1 and not 0 < config.clip_low < 1:
+    raise ConfigError(
+      "veto",
+      config.veto,
+      f"give --veto_tau in [0, 1): 1 - clip_low with --clip_low="
+      f"{config.clip_low} is no threshold",
     )
 
 

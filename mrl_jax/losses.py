@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from mrl_jax.kernels import surrogate
+from mrl_jax.transforms import rows as rows_lib
 from mrl_jax.transforms import weights
 from mrl_jax.types import Batch, Scores, Source, TokenLoss
 
@@ -206,19 +207,29 @@ def switch(default: TokenLoss, cases: Mapping[Source, TokenLoss]) -> TokenLoss:
   return loss
 
 
-def corrected(loss: TokenLoss, correction: weights.Correction) -> TokenLoss:
+def corrected(
+  loss: TokenLoss,
+  correction: weights.Correction,
+  source: rows_lib.Sources = None,
+) -> TokenLoss:
   """Multiplies a loss by a correction of the *current* policy's ratios.
 
   Its denominator is always `original`: the weights were normalised before
   the current policy was known, over more rows than a microbatch sees. For
   the same reason a correction that ranks tokens across rows, like
-  `correction.m2po`, belongs in `weights.correct`.
+  `correction.m2po`, belongs in `weights.correct`. The loss sees a token
+  whose factor is 0 as if it had no weight. Rows of other sources than
+  `source` stay as they are.
   """
 
   def apply(scores: Scores, batch: Batch) -> Float[Array, "B T"]:
-    mask = batch.weights != 0
+    used = batch.weights != 0
+    mask = used & rows_lib.among(batch, source)[:, None]
     found = jnp.where(mask, log_ratios(scores, batch), 0.0)
-    factors = correction(jax.lax.stop_gradient(found), mask, batch.advantages)
-    return jax.lax.stop_gradient(factors) * loss(scores, batch)
+    found = correction(jax.lax.stop_gradient(found), mask, batch.advantages)
+    factors = jax.lax.stop_gradient(jnp.where(mask, found, 1.0))
+    kept = used & (factors != 0)
+    found = loss(*neutralize(scores, batch, kept))
+    return jnp.where(kept, factors * found, 0.0)
 
   return apply

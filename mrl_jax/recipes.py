@@ -21,6 +21,7 @@ from mrl_jax import config as config_lib
 from mrl_jax.exchange import receive as receive_lib
 from mrl_jax.kernels import correction as correction_lib
 from mrl_jax.kernels import realign, surrogate
+from mrl_jax.kernels import veto as veto_lib
 from mrl_jax.transforms import advantages, clipping, foreign, rows, weights
 from mrl_jax.types import BatchTransform, Source, TokenLoss
 
@@ -33,6 +34,7 @@ class Recipe(NamedTuple):
   loss: TokenLoss
   needs: tuple[str, ...] = ()  # kinds of record that its peers publish
   rescore: bool = False  # needs the trainer's log-probs at stage start
+  veto: veto_lib.Rule | None = None  # that its loss applies to own rows
 
 
 def grpo(
@@ -65,6 +67,36 @@ def grpo(
   )
   needs = rescore or correction is not None
   return Recipe(compose.chain(), prepare, loss, rescore=needs)
+
+
+def mu_grpo(
+  base: Recipe,
+  veto: veto_lib.Rule | None,
+  window: BatchTransform | None = None,
+) -> Recipe:
+  """Mu-GRPO: many updates on samples that grow stale; own rows only.
+
+  The base's loss should be `losses.policy_gradient(dual_clip=3.0)` and its
+  `rescore` true, so that at the stage's start every ratio is 1; the double
+  clip and the window's width are our choice. A token under the veto loses
+  all terms of the loss, and still counts in its mean.
+
+  Mu-GRPO 2026, https://arxiv.org/abs/2605.17570.
+
+  Args:
+    base: how the policy learns from fresh samples.
+    veto: which tokens of bad responses are left out; None: none.
+    window: of the ratio; None is `clipping.relaxed()` on own rows.
+  """
+  own = rows.OWN_SAMPLES
+  base = base._replace(
+    prepare=compose.chain(base.prepare, window or clipping.relaxed(source=own)),
+    veto=veto,
+  )
+  if veto is None:
+    return base
+  leave_out = functools.partial(veto_lib.veto, rule=veto)
+  return base._replace(loss=losses.corrected(base.loss, leave_out, own))
 
 
 def prp(
@@ -164,6 +196,8 @@ def from_config(
     denominator=denominator,
     rescore=config.rescore,
   )
+  if config.veto != "none":
+    recipe = mu_grpo(recipe, _veto(config), compose.chain())
   if "xgrpo" in names:
     recipe = xgrpo(recipe)
   if "prp" in names:
@@ -199,6 +233,13 @@ def _weigh(config: config_lib.Config) -> BatchTransform | None:
     "decoupled": lambda: foreign.decouple(config.peer_cap),
     "recompute": lambda: foreign.anchor(Source.PEER),
   }[config.prp_mode]()
+
+
+def _veto(config: config_lib.Config) -> veto_lib.Rule:
+  tau = config.veto_tau
+  if tau == -1:
+    tau = 1e-3 if config.veto == "cumulative" else 1 - config.clip_low
+  return veto_lib.rule(config.veto, tau)
 
 
 def _advantage(config: config_lib.Config, names: list[str]) -> BatchTransform:

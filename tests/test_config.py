@@ -63,6 +63,10 @@ def make(**changes):
     ("shares", (0, 1), "at least 1"),
     ("replan_every", 2, "--executor=partition"),
     ("executor", "both", "allowed: inline, partition"),
+    ("veto", "suffx", "allowed: none, suffix, cumulative"),
+    ("veto_tau", 1.0, "in [0, 1) or -1"),
+    ("veto_tau", -0.5, "in [0, 1) or -1"),
+    ("veto_tau", float("nan"), "in [0, 1) or -1"),
   ],
 )
 def test_a_bad_value_names_field_value_and_what_is_allowed(field, value, part):
@@ -147,3 +151,11 @@ def test_a_probe_needs_a_peer():
 def test_idle_states_exist_only_where_policies_take_turns():
   with pytest.raises(config_lib.ConfigError, match="--offload"):
     make(offload=True, executor="partition")
+
+
+@pytest.mark.parametrize("low", [0.0, 1.0])
+def test_a_veto_at_the_end_of_no_clip_range_needs_a_threshold(low):
+  with pytest.raises(config_lib.ConfigError, match="give --veto_tau"):
+    make(veto="suffix", clip_low=low)
+  assert make(veto="suffix", clip_low=low, veto_tau=0.0)
+  assert make(veto="cumulative", clip_low=low)

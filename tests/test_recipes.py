@@ -12,6 +12,7 @@ import pytest
 from mrl_jax import compose, losses, recipes
 from mrl_jax import config as config_lib
 from mrl_jax.exchange import receive
+from mrl_jax.kernels import veto
 from mrl_jax.transforms import advantages, clipping, foreign, weights
 from mrl_jax.transforms import rows as rows_lib
 from mrl_jax.types import Source, Trace
@@ -208,3 +209,52 @@ def test_flags_name_the_probes_and_what_they_need():
   assert made_["grpo"].needs == ()
   assert made_["xgrpo+sgt"].needs == ("values", "success")
   assert made_["dr_grpo+prp+sgt"].needs == ("trajectory", "success")
+
+
+@pytest.mark.parametrize("name", veto.NAMED)
+def test_flags_name_the_veto_and_its_threshold(name):
+  assert made().veto is None
+  rule = veto.rule(name, 1e-3 if name == "cumulative" else 0.2)
+  assert made(veto=name, clip_low=0.8).veto == pytest.approx(rule)
+  assert made(veto=name, veto_tau=0.3).veto == veto.rule(name, 0.3)
+  assert made(veto=name, veto_tau=0.0).veto == veto.rule(name, 0.0)
+
+
+def test_a_veto_leaves_the_window_and_the_measure_to_the_flags():
+  flags = {"clip_low": 0.4, "clip_high": 3.0}
+  found = made(veto="suffix", **flags).prepare(batch())
+  wanted = made(**flags).prepare(batch())
+  jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
+@pytest.mark.parametrize("order", ["inside", "outside"])
+def test_probes_and_the_veto_combine(order):
+  """Only own rows are vetoed, whichever stands outside."""
+  rule = veto.Rule(0.999, both_signs=True)
+  base = recipes.grpo(
+    loss=losses.policy_gradient(3.0),
+    reduction=weights.token_mean(rows_lib.SAMPLES),
+    advantage=advantages.group_advantages(rows_lib.SAMPLES),
+  )
+  if order == "inside":
+    base = recipes.mu_grpo(base, rule)
+  recipe = recipes.prp(base, factories.member(), 1)
+  recipe = recipes.sgt(recipe, factories.member())
+  if order == "outside":
+    recipe = recipes.mu_grpo(recipe, rule)
+  assert recipe.veto == rule
+  rows = peers_batch()
+  rows = rows._replace(
+    source=rows.source.at[7].set(int(Source.RESCUE)),
+    rewards=rows.rewards.at[7].set(jnp.nan).at[4:7].set(0.0),
+  )
+  rows = recipe.prepare(rows)
+  low = Source.OWN, Source.PEER, Source.RESCUE
+  scores = factories.scores(rows)
+  scores = scores._replace(logprobs=rows.behavior_logprobs - 1.0)
+  objective = losses.objective(recipe.loss)
+  value, grads = jax.value_and_grad(objective)(scores, rows)
+  assert np.isfinite(value)
+  moved = (grads.logprobs != 0).any(-1)
+  for source, learns in zip(low, (False, True, True), strict=True):
+    assert bool(moved[rows.source == int(source)].any()) == learns, source
