@@ -157,6 +157,24 @@ def test_corrected_keeps_the_original_denominator_and_no_gradient():
   np.testing.assert_allclose(gradient.logprobs, wanted, rtol=1e-6)
 
 
+def test_corrected_leaves_other_sources_alone():
+  batch = factories.rows(np.ones((2, 3)), source=[0, 1])
+  reject = functools.partial(correction.mis_token, low=0.5, high=2.0)
+  loss = losses.corrected(losses.score(), reject, Source.OWN)
+  _, gradient = value_and_grad(loss, batch, scores([[0, -9, 9]] * 2))
+  assert gradient.logprobs.tolist() == [[-1, 0, 0], [-1, -1, -1]]
+
+
+def test_a_token_that_a_correction_drops_is_neutralised():
+  """Dropped for its ratio, and its loss would not be finite."""
+  batch = factories.rows(np.ones((1, 2)), ref_logprobs=np.zeros((1, 2)))
+  reject = functools.partial(correction.mis_token, low=0.5, high=2.0)
+  loss = losses.corrected(losses.score(), reject)
+  value, gradient = value_and_grad(loss, batch, scores([[0.0, -INF]]))
+  assert value == 0
+  assert gradient.logprobs.tolist() == [[-1, 0]]
+
+
 def test_switch_is_each_loss_on_its_own_rows():
   batch = factories.batch(rows=4, source=[0, 2, 0, 2])
   batch = batch._replace(
@@ -208,6 +226,7 @@ def test_diagnostics_are_their_definitions():
       "clip_high": (r[a > 0] > 1.28).mean(),
       "log_ratio_mean": np.abs(d).mean(),
       "log_ratio_max": np.abs(d).max(),
+      "ratio_max": r.max(),
       "ess": r.sum() ** 2 / (len(r) * (r**2).sum()),
       "kl": (r - 1 - d).mean(),
       "entropy": np.asarray(said.entropies)[mask].mean(),

@@ -14,14 +14,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Int
 
 from mrl_jax import diagnostics, losses
 from mrl_jax.kernels import logprobs
+from mrl_jax.kernels import veto as veto_lib
 from mrl_jax.model import transformer
 from mrl_jax.parallel import sharding
 from mrl_jax.train import state as state_lib
-from mrl_jax.types import Batch, BatchTransform, Distribution, Scores, TokenLoss
+from mrl_jax.types import (
+  Batch,
+  BatchTransform,
+  Distribution,
+  Scores,
+  Source,
+  TokenLoss,
+)
 
 # Their last argument says how many rows in turn share a prompt; static.
 Update = Callable[
@@ -106,11 +114,13 @@ def make_gradient(
   allowed: Bool[np.ndarray, "V"],
   distribution: Distribution,
   microbatches: int = 1,
+  veto: veto_lib.Rule | None = None,
 ) -> Gradient:
   """`gradient(params, batch, share)` -> loss, diagnostics' sums, gradients.
 
   The batch is a prepared one: its weights are the loss measure, so the
-  gradient of the whole is the sum over the microbatches.
+  gradient of the whole is the sum over the microbatches. `veto` is the rule
+  in the loss, for the sums alone.
   """
   score = scorer(model, allowed, distribution)
   objective = losses.objective(loss)
@@ -118,7 +128,7 @@ def make_gradient(
   def gradient(params, batch: Batch, share: int):
     def part(params, rows: Batch):
       scores = score(params, rows, share)
-      return objective(scores, rows), diagnostics.measure(scores, rows)
+      return objective(scores, rows), diagnostics.measure(scores, rows, veto)
 
     one = jax.value_and_grad(part, has_aux=True)
     if microbatches == 1:
@@ -153,11 +163,14 @@ def make(
   allowed: Bool[np.ndarray, "V"],
   distribution: Distribution,
   microbatches: int = 1,
+  veto: veto_lib.Rule | None = None,
 ) -> Update:
   """Builds the jitted `update(state, batch, share) -> (state, report)`.
 
-  The report is a dict: "loss", "grad_norm", "step", "skipped", and
-  "tokens", the diagnostics' sums (see `diagnostics.summarize`).
+  The report is a dict: "loss", "grad_norm", "step", "skipped", "staleness"
+  (of the policy's oldest own row: updates since it was sampled), "ratio_max"
+  (of its own tokens), and "tokens", the diagnostics' sums (see
+  `diagnostics.summarize`). `veto` is the rule in the loss, for the sums.
   """
   gradient = make_gradient(
     model,
@@ -165,6 +178,7 @@ def make(
     allowed=allowed,
     distribution=distribution,
     microbatches=microbatches,
+    veto=veto,
   )
 
   def update(state, batch: Batch, share: int):
@@ -188,6 +202,8 @@ def make(
       "grad_norm": norm,
       "step": new.step,
       "skipped": new.skipped,
+      "staleness": staleness(state.step, batch),
+      "ratio_max": sums.ratio_max[Source.OWN],
       "tokens": sums,
     }
     return new, report
@@ -200,3 +216,9 @@ def make(
     in_shardings=(shardings, sharding.batch(mesh)),
     out_shardings=(shardings, everywhere),
   )
+
+
+def staleness(step: Int[Array, ""], batch: Batch) -> Int[Array, ""]:
+  """Updates between the oldest own row's and this one; 0 without any."""
+  own = batch.source == int(Source.OWN)
+  return jnp.where(own, step - batch.version, 0).max()
