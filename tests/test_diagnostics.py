@@ -47,6 +47,8 @@ def test_shares_of_the_veto_are_their_definitions():
   assert found["ratio_max"] == pytest.approx(3.0, rel=1e-6)
   assert found["peer/ratio_max"] == pytest.approx(9.0, rel=1e-6)
   # A veto is for own rows: of the peers' there is nothing to tell.
+  assert stale().vetoed.tolist() == [4, 0, 0, 0]
+  assert stale().negative_rows.tolist() == [3, 0, 0, 0]
   assert not any(key.startswith("peer/veto") for key in found)
 
 

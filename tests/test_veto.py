@@ -131,7 +131,9 @@ def draw(seed, rows=5, steps=6):
   rng = np.random.default_rng(seed)
   log_ratios = rng.normal(size=(rows, steps)).astype(np.float32)
   mask = rng.random((rows, steps)) < 0.8
+  mask[-1] = False  # a row of no tokens
   advantages = rng.choice([-1.0, 0.0, 1.0], rows).astype(np.float32)
+  advantages[-1] = -1.0
   return tuple(map(jnp.asarray, (log_ratios, mask, advantages)))
 
 
