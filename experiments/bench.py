@@ -4,7 +4,8 @@
 
 For a named shape: wall and CPU seconds (median and least) of sampling, of
 log-probs alone, of loss and gradient, and of the whole step with a reference
-forward; tokens per second; the temporaries XLA allocates; peak memory. With
+forward; tokens per second; the temporaries XLA allocates; peak memory. The
+shapes of bench_sampling.py are of sampling alone. With
 --tokenizers, also of reading one tokenizer's completions in another's. CPU
 seconds are of the whole process and are the number to compare on a shared
 machine. The first, compiling call of each part is reported apart.
@@ -23,7 +24,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from experiments import bench_alignment
+from experiments import bench_alignment, bench_sampling
 from experiments import flags as flags_lib
 from mrl_jax import collate, compose, losses, records
 from mrl_jax import config as config_lib
@@ -268,10 +269,15 @@ def _rollouts(prompts, out: engine.Samples, samples: int):
 
 def main() -> int:
   values = flags.FLAGS
-  shape = SHAPES[values.shape]
-  out = measure(
-    shape, values.dtype, values.remat, values.microbatches, values.reps
-  )
+  case = bench_sampling.CASES.get(values.shape)
+  if case:
+    spec = _spec(Shape(vocab=case.vocab), values.dtype, values.remat)
+    out = bench_sampling.measure(case, spec, values.reps)
+  else:
+    shape = SHAPES[values.shape]
+    out = measure(
+      shape, values.dtype, values.remat, values.microbatches, values.reps
+    )
   if values.tokenizers:
     if len(values.tokenizers) != 2:
       raise config_lib.ConfigError(
@@ -287,7 +293,9 @@ def main() -> int:
 
 if __name__ == "__main__":
   flags_lib.define(("dtype", "remat", "microbatches"))
-  flags.DEFINE_enum("shape", "small", sorted(SHAPES), "Which shape.")
+  flags.DEFINE_enum(
+    "shape", "small", sorted({*SHAPES, *bench_sampling.CASES}), "Which shape."
+  )
   flags.DEFINE_integer("reps", 5, "Timed calls of each part.", 1)
   flags.DEFINE_list(
     "tokenizers", [], "Also time reading the first one's tokens in the other's."

@@ -15,7 +15,7 @@ from mrl_jax.model import spec as spec_lib
 from mrl_jax.model import transformer
 from mrl_jax.parallel import mesh as mesh_lib
 from mrl_jax.parallel import sharding
-from mrl_jax.sampling import engine
+from mrl_jax.sampling import adapter, engine
 from mrl_jax.types import Distribution
 
 VOCAB = 37
@@ -212,3 +212,48 @@ def test_buckets_hold_what_they_are_asked_to_and_little_more(length, multiple):
   size = collate.bucket(length, multiple)
   assert length <= size <= max(multiple, length * 1.25 + multiple)
   assert collate.bucket(size, multiple) == size
+
+
+def answers(_, requests):
+  """An engine that counts, and answers the last request first."""
+  for number, prompt, words, limit in reversed(requests):
+    tokens = [*prompt, *words][:limit]
+    chances = [-float(number)] * len(tokens)
+    yield adapter.Completion(number, tokens, chances, number % 2 == 0, chances)
+
+
+def test_anybodys_engine_is_a_generate():
+  words = np.asarray([[7], [8], [9], [10]], np.uint32)
+  out = adapter.adapt(answers, 2, limit=3)({}, [[1], [2, 3, 4, 5]], words)
+  assert out.tokens.tolist() == [[1, 7, 0], [1, 8, 0], [2, 3, 4], [2, 3, 4]]
+  assert out.lengths.tolist() == [2, 2, 3, 3]
+  assert out.logprobs.tolist() == [[0, 0, 0], [-1, -1, 0], [-2] * 3, [-3] * 3]
+  assert out.entropies.tolist() == out.logprobs.tolist()
+  assert out.finished.tolist() == [True, False, True, False]
+
+  def silent(_, requests):
+    return [row._replace(entropies=None) for row in answers(_, requests)]
+
+  unknown = adapter.adapt(silent, 2)({}, [[1], [2, 3, 4, 5]], words).entropies
+  np.testing.assert_array_equal(np.isnan(unknown[0]), [1, 1, 0, 0, 0])
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    (lambda rows: rows[1:], r"requests \[3\] have no completion"),
+    (lambda rows: [*rows, rows[0]], "number 3 came twice"),
+    (lambda rows: [rows[0]._replace(number=4)], r"4 is not in \[0, 4\)"),
+    (lambda rows: [rows[0]._replace(tokens=[])], "0 tokens; allowed is 1 to 3"),
+    (lambda rows: [rows[0]._replace(tokens=[1] * 4)], "has 4 tokens"),
+    (lambda rows: [rows[0]._replace(logprobs=[0.0])], "logprobs has length 1"),
+    (lambda rows: [rows[0]._replace(entropies=[])], "entropies has length 0"),
+  ],
+)
+def test_an_engine_that_answers_wrongly_is_refused(change, message):
+  def wrong(params, requests):
+    return change(list(answers(params, requests)))
+
+  generate = adapter.adapt(wrong, 2, limit=3)
+  with pytest.raises(ValueError, match=message):
+    generate({}, [[1], [2, 3]], np.zeros((4, 1), np.uint32))

@@ -62,7 +62,7 @@ def enter(
   picked: Int[Array, "E"],
   slots: Int[Array, "E"],
 ) -> Cache:
-  """Rows of the picked prompts enter these slots; slots beyond B are dropped."""
+  """Rows of the picked prompts enter these slots; beyond B they are dropped."""
   width = cache.positions.shape[1]
 
   def write(columns, new):

@@ -28,6 +28,7 @@ from mrl_jax.sampling.draws import words as words
 from mrl_jax.types import Distribution
 
 FIRST_CAPACITY = 32  # completion tokens before the ring first grows
+_GROWTH = 2  # the factor between two capacities
 _ENTER = 8  # rows enter when one slot in so many is free
 _FEWER = 4  # the factor between two numbers of slots
 
@@ -175,9 +176,11 @@ class _Call:
     need = 1 + self.step - int(self.entered[live].min())
     capacity = self.capacity
     if need > capacity or 4 * need <= capacity:
+      # What shrinks keeps room, or it would soon grow again.
+      room = need if need > capacity else 2 * need
       capacity = FIRST_CAPACITY
-      while capacity < need:
-        capacity *= 2
+      while capacity < room:
+        capacity *= _GROWTH
       capacity = min(capacity, self.limit)
     slots = len(self.rows)
     if self.waiting == len(self.ids):
