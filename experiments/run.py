@@ -16,7 +16,15 @@ import pathlib
 import jax
 
 from experiments import flags as flags_lib
-from experiments import models, plots, progress, stores, summary, tasks
+from experiments import (
+  models,
+  plots,
+  progress,
+  samplers,
+  stores,
+  summary,
+  tasks,
+)
 from mrl_jax import config as config_lib
 from mrl_jax.model import hf
 from mrl_jax.tasks import dataset
@@ -34,7 +42,8 @@ def main() -> int:
   shares = placement.shares(config, jax.device_count())
   meshes = placement.meshes(config, shares)
   task = tasks.load(config)
-  built = [_build(config, n, mesh) for n, mesh in enumerate(meshes)]
+  sampler = samplers.load(config)
+  built = [_build(config, n, mesh, sampler) for n, mesh in enumerate(meshes)]
   policies = [policy for policy, _ in built]
   states = {policy.name: state for policy, state in built}
   del built
@@ -82,9 +91,9 @@ def _claim(config: config_lib.Config, workdir: pathlib.Path) -> None:
   flags_lib.save(config, workdir / "run.flags")
 
 
-def _build(config, number, mesh):
+def _build(config, number, mesh, sampler):
   try:
-    return policy_lib.build(config, number, mesh)
+    return policy_lib.build(config, number, mesh, sampler)
   except (ValueError, OSError) as error:
     if isinstance(error, config_lib.ConfigError):
       raise

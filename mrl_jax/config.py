@@ -95,7 +95,14 @@ class Config:
     "anew; 0: only at the start of a round.",
   )
   microbatches: int = _field(1, "Gradient accumulation steps per update.")
-  rows: int = _field(0, "Most rows decoded at a time; 0: all at once.")
+  rows: int = _field(
+    0,
+    "Slots: rows decoded at a time, as one ends the next enters; 0: all.",
+  )
+  sampler: str = _field(
+    "",
+    "Another engine: module:function, called as sampling.engine.make is.",
+  )
   temperature: float = _field(1.0, "Sampling temperature.")
   top_k: int = _field(0, "Sample from the k likeliest tokens; 0: all.")
   top_p: float = _field(1.0, "Sample from the nucleus of this mass.")

@@ -252,9 +252,3 @@ def _check_division(config: Any) -> None:
       f"must divide the {prompts} prompts of an update "
       "(--prompts / --updates): a group is never split",
     )
-  if 0 < config.rows < max(config.samples):
-    raise ConfigError(
-      "rows",
-      config.rows,
-      f"must be 0 or at least --samples={max(config.samples)}",
-    )

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 LAYERS = (
-  ("types", "compose", "config", "config_checks", "records"),
+  ("types", "compose", "config", "config_checks", "named", "records"),
   ("kernels", "text", "tasks", "parallel", "collate", "measure"),
   ("model", "transforms"),
   ("losses", "diagnostics", "exchange"),

@@ -26,7 +26,6 @@ def make(**changes):
     ("samples", (1,), "at least 2"),
     ("microbatches", 7, "must divide the 32 prompts"),
     ("updates", 5, "must divide --prompts=32"),
-    ("rows", 4, "at least --samples=8"),
     ("temperature", 0.0, "above 0"),
     ("temperature", float("nan"), "above 0"),
     ("top_p", 0.0, "in (0, 1]"),

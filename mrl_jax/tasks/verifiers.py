@@ -5,9 +5,7 @@ Each says `unparsed` where it found no answer, so that a model that does not
 keep to the form can be told from one that is wrong.
 """
 
-import difflib
-import importlib
-
+from mrl_jax import named
 from mrl_jax.tasks import extract, numerals, verify
 from mrl_jax.tasks.dataset import Problem, Verifier
 
@@ -79,23 +77,10 @@ def resolve(spec: str) -> Verifier:
   built_in = {"exact": exact, "numeric": numeric}
   if spec in built_in:
     return built_in[spec]
-  module, _, name = spec.partition(":")
-  if not name or not all(part.isidentifier() for part in module.split(".")):
+  if ":" not in spec:
     raise ValueError(
       f"verifier must be one of {[*built_in, 'math']} or module:function,"
       f" got {spec!r}"
     )
-  try:
-    found = importlib.import_module(module)
-  except ImportError as error:
-    raise ValueError(f"verifier {spec!r}: {error}") from None
-  check = getattr(found, name, None)
-  if isinstance(check, Verifier):
-    return check
-  if not callable(check):
-    there = [n for n in dir(found) if not n.startswith("_")]
-    close = difflib.get_close_matches(name, there, 5) or there[:10]
-    raise ValueError(
-      f"verifier {spec!r}: {module} has no function {name!r}; it has {close}"
-    )
-  return Verifier(check)
+  check = named.find("verifier", spec, (Verifier,))
+  return check if isinstance(check, Verifier) else Verifier(check)

@@ -5,7 +5,7 @@ jitted functions of training (generate, score, update) for it. The policy
 itself never changes; its `TrainState` is passed in and out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +25,8 @@ from mrl_jax.text import tokenizer as tokenizer_lib
 from mrl_jax.train import state as state_lib
 from mrl_jax.train import update as update_lib
 from mrl_jax.types import Distribution
+
+Sampler = Callable[..., engine.Generate]  # `engine.make`, or one like it
 
 
 class Actor(NamedTuple):
@@ -53,6 +55,7 @@ class Policy(NamedTuple):
   score: update_lib.Score
   update: update_lib.Update
   reference: Any  # parameters of the initial policy, or None
+  sampler: Sampler = engine.make
 
   @property
   def spread(self) -> int:
@@ -65,6 +68,7 @@ def load_actor(
   number: int,
   mesh: jax.sharding.Mesh,
   samples: int,
+  sampler: Sampler = engine.make,
 ) -> tuple[Actor, Any]:
   """Reads policy `number` of the run, with its parameters on the mesh."""
   directory = config.policies[number]
@@ -72,13 +76,14 @@ def load_actor(
   model, params = hf.load(
     directory, mesh, compute_dtype=config.dtype, remat=config.remat
   )
-  return _actor(config, number, mesh, samples, model, tokenizer), params
+  actor = _actor(config, number, mesh, samples, model, tokenizer, sampler)
+  return actor, params
 
 
-def _actor(config, number, mesh, samples, model, tokenizer) -> Actor:
+def _actor(config, number, mesh, samples, model, tokenizer, sampler) -> Actor:
   allowed = tokenizer.allowed(model.spec.vocab)
   distribution = Distribution(config.temperature, config.top_k, config.top_p)
-  generate = engine.make(
+  generate = sampler(
     model,
     mesh,
     samples=samples,
@@ -96,13 +101,16 @@ def _actor(config, number, mesh, samples, model, tokenizer) -> Actor:
 
 
 def build(
-  config: config_lib.Config, number: int, mesh: jax.sharding.Mesh
+  config: config_lib.Config,
+  number: int,
+  mesh: jax.sharding.Mesh,
+  sampler: Sampler = engine.make,
 ) -> tuple[Policy, state_lib.TrainState]:
   """Loads policy `number` of the run and its training functions."""
   samples = config.of("samples", number)
-  actor, params = load_actor(config, number, mesh, samples)
+  actor, params = load_actor(config, number, mesh, samples, sampler)
   reference = jax.tree.map(jnp.copy, params) if config.kl_coefficient else None
-  policy = _policy(config, number, mesh, actor, params, reference)
+  policy = _policy(config, number, mesh, actor, params, reference, sampler)
   optimizer = make_optimizer(config, number)
   return policy, state_lib.init(optimizer, params, mesh)
 
@@ -116,18 +124,26 @@ def move(
   """The same policy and state on another mesh; compiles anew."""
   old = policy.actor
   actor = _actor(
-    config, policy.number, mesh, policy.samples, old.model, old.tokenizer
+    config,
+    policy.number,
+    mesh,
+    policy.samples,
+    old.model,
+    old.tokenizer,
+    policy.sampler,
   )
   places = sharding.tree(old.model.axes, state.params, mesh)
   params = jax.device_put(state.params, places)
   reference = policy.reference
   if reference is not None:
     reference = jax.device_put(reference, places)
-  moved = _policy(config, policy.number, mesh, actor, params, reference)
+  moved = _policy(
+    config, policy.number, mesh, actor, params, reference, policy.sampler
+  )
   return moved, jax.device_put(state, moved.shardings)
 
 
-def _policy(config, number, mesh, actor, params, reference) -> Policy:
+def _policy(config, number, mesh, actor, params, reference, sampler) -> Policy:
   member = publish.Member(
     policy=actor.name,
     tokenizer=actor.tokenizer,
@@ -164,6 +180,7 @@ def _policy(config, number, mesh, actor, params, reference) -> Policy:
       **options,
     ),
     reference=reference,
+    sampler=sampler,
   )
 
 
