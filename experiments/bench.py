@@ -69,7 +69,7 @@ class Parts:
   def __init__(self, shape: Shape, dtype: str, remat: str, microbatches: int):
     self.shape = shape
     self.mesh = mesh_lib.make(1, 1, 1, devices=jax.devices()[:1])
-    self.model = transformer.make(_spec(shape, dtype, remat))
+    self.model = transformer.make(model_spec(shape, dtype, remat))
     params = self.model.init(jax.random.key(0))
     places = sharding.tree(self.model.axes, params, self.mesh)
     params = jax.device_put(params, places)
@@ -222,7 +222,8 @@ def _summary(values: list[float]) -> dict[str, float]:
   }
 
 
-def _spec(shape: Shape, dtype: str, remat: str) -> spec_lib.Spec:
+def model_spec(shape: Shape, dtype: str, remat: str) -> spec_lib.Spec:
+  """The model of a shape: a Qwen3 of its sizes."""
   config = {
     "model_type": "qwen3",
     "hidden_size": shape.width,
@@ -271,7 +272,7 @@ def main() -> int:
   values = flags.FLAGS
   case = bench_sampling.CASES.get(values.shape)
   if case:
-    spec = _spec(Shape(vocab=case.vocab), values.dtype, values.remat)
+    spec = model_spec(Shape(vocab=case.vocab), values.dtype, values.remat)
     out = bench_sampling.measure(case, spec, values.reps)
   else:
     shape = SHAPES[values.shape]

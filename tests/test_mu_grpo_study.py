@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from experiments.studies import mu_grpo, mu_grpo_report
+from experiments import bench
+from experiments.studies import mu_grpo, mu_grpo_report, mu_grpo_speed
 from mrl_jax.train import turn
 from tests import runs
 
@@ -122,3 +123,40 @@ def test_what_is_finished_is_collected(tmp_path):
   assert run["least_ratio_max"] == 1.0
   assert run["generated"] == 28
   assert run["phases"]["cpu"]["update"] == 8.0
+
+
+def test_amdahls_law_holds_both_ways():
+  seconds = {
+    "generate_rounds": 6.0,
+    "generate_stages": 3.0,
+    "score": 1.0,
+    "update": 4.0,
+  }
+  found = mu_grpo_speed.ratios(seconds)
+  assert found == {"generation": 2.0, "end to end": 1.25, "share": 0.6}
+  # Without scores of its own a stage saves what the law says.
+  ends = mu_grpo_speed.ratios({**seconds, "score": 0.0})["end to end"]
+  assert mu_grpo_speed.implied_share(2.0, ends) == pytest.approx(0.6, abs=1e-3)
+  assert mu_grpo_speed.implied_share(1.82, 1.53) == pytest.approx(
+    0.769, abs=1e-3
+  )
+
+
+def test_rounds_and_stages_draw_the_same_rows(monkeypatch):
+  monkeypatch.setattr(mu_grpo_speed, "LIMIT", 8)
+  monkeypatch.setattr(mu_grpo_speed, "SLOTS", 16)
+  monkeypatch.setattr(mu_grpo_speed, "ROUNDS", 4)
+  monkeypatch.setattr(mu_grpo_speed, "STAGES", 2)
+  shape = bench.Shape(1, 16, 32, 2, 1, 8, 64, prompt_length=5)
+  setup = mu_grpo_speed.Setup(shape)
+  rounds, stages = setup.draw(4), setup.draw(2)
+  left, right = (
+    [
+      out.tokens[i, :n].tolist()
+      for out in calls
+      for i, n in enumerate(out.lengths)
+    ]
+    for calls in (rounds, stages)
+  )
+  assert left == right
+  assert len(left) == 64
