@@ -138,6 +138,7 @@ def small_rings(monkeypatch):
   """Rings that wrap, grow and shrink within a few tokens, in few sizes."""
   monkeypatch.setattr(engine, "FIRST_CAPACITY", 4)
   monkeypatch.setattr(engine, "_GROWTH", 4)
+  monkeypatch.setattr(engine, "_ENTER", 2)  # so that more than one can enter
 
 
 @pytest.mark.parametrize("rows", [2, 3, 5])
