@@ -148,7 +148,14 @@ def figure(results: dict[str, Any], path: pathlib.Path) -> pathlib.Path:
     axes.tick_params(length=0, colors="#555555", labelsize=8)
   for axes in grid[1, 1:]:
     axes.set_xlabel("update", color=plots.INK)
-  grid[0, 1].legend(frameon=False, labelcolor=plots.INK, fontsize=7)
+  canvas.legend(
+    *grid[0, 1].get_legend_handles_labels(),
+    loc="outside lower center",
+    ncols=5,
+    frameon=False,
+    labelcolor=plots.INK,
+    fontsize=8,
+  )
   canvas.savefig(path, dpi=150, facecolor="white")
   return path
 
