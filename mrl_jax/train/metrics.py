@@ -118,7 +118,8 @@ class Log:
     if not self._writer:
       return
     file = self._files[name]
-    file.write(b"".join(_line(record) for record in records))
+    for record in records:  # a stage's rollouts may not fit in memory
+      file.write(_line(record))
     file.flush()  # so that the file can be followed while the run goes on
 
   def _sync(self, name: str) -> int:
