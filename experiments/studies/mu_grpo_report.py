@@ -79,7 +79,10 @@ def table(results: dict[str, Any]) -> str:
 
 
 def phases(results: dict[str, Any]) -> str:
-  """Markdown: mean CPU seconds (wall in brackets) of each phase of a run."""
+  """Markdown: CPU seconds (wall in brackets) of a run's phases.
+
+  Medians over seeds: the first run of an arm compiles, which others read.
+  """
   lines: list[str] = []
   for arm in arms(results):
     mine = [run["phases"] for run in _of(results, arm)]
@@ -89,11 +92,11 @@ def phases(results: dict[str, Any]) -> str:
       lines.append(f"|---|{'---|' * (len(names) + 1)}")
     cells = [name(arm)]
     for phase in names:
-      cpu = np.mean([m["cpu"][phase] for m in mine])
-      wall = np.mean([m["seconds"][phase] for m in mine])
+      cpu = np.median([m["cpu"][phase] for m in mine])
+      wall = np.median([m["seconds"][phase] for m in mine])
       cells.append(f"{cpu:.1f} ({wall:.1f})")
-    cpu = np.mean([sum(m["cpu"].values()) for m in mine])
-    wall = np.mean([sum(m["seconds"].values()) for m in mine])
+    cpu = np.median([sum(m["cpu"].values()) for m in mine])
+    wall = np.median([sum(m["seconds"].values()) for m in mine])
     lines.append(f"| {' | '.join(cells)} | {cpu:.1f} ({wall:.1f}) |")
   return "\n".join(lines)
 
