@@ -145,3 +145,14 @@ def _ways(sizes: Sequence[int], k: int):
     ways = math.comb(sizes[0], taken)
     for others, more in _ways(sizes[1:], k - taken):
       yield (taken, *others), ways * more
+
+
+def spreads(rewards: np.ndarray) -> np.ndarray:
+  """Greatest minus least reward of each group; -inf where none was scored.
+
+  Args:
+    rewards: [N, G]; NaN could not be scored.
+  """
+  scored = np.isfinite(rewards)
+  most = np.where(scored, rewards, -np.inf).max(1)
+  return most - np.where(scored, rewards, np.inf).min(1)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mrl_jax import diagnostics, records
+from mrl_jax import diagnostics, measure, records
 from mrl_jax.exchange import publish
 from mrl_jax.tasks import verify
 from mrl_jax.text import align
@@ -29,9 +29,7 @@ def summarize(
   lengths = np.asarray([len(r.tokens) for r in rows])
   scored = np.isfinite(rewards)
   any_scored = scored.any(axis=1)
-  spread = np.where(scored, rewards, -np.inf).max(1) - np.where(
-    scored, rewards, np.inf
-  ).min(1)
+  spread = measure.spreads(rewards)
   values = {
     "reward": float(rewards[scored].mean()) if scored.any() else math.nan,
     "pass@1": float(right.mean()),

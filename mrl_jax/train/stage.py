@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from mrl_jax import collate, diagnostics, records
+from mrl_jax import collate, diagnostics, measure, records
 from mrl_jax import config as config_lib
 from mrl_jax.parallel import sharding
 from mrl_jax.sampling import engine
@@ -94,14 +94,11 @@ def plan(
 def _informative(round_: records.Round, samples: int) -> np.ndarray:
   """Which groups have an advantage, or something of a peer's. [N] bool."""
   rewards = np.asarray([row.reward for row in round_.own])
-  rewards = rewards.reshape(-1, samples)
-  scored = np.isfinite(rewards)
-  most = np.where(scored, rewards, -np.inf).max(1)
-  least = np.where(scored, rewards, np.inf).min(1)
+  spreads = measure.spreads(rewards.reshape(-1, samples))
   heard = {row.prompt_id for row in round_.extra}
   heard |= {name for name, tally in round_.peers.items() if tally.count}
   names = [row.prompt_id for row in round_.own[::samples]]
-  return (most - least > _TIED) | np.asarray([n in heard for n in names])
+  return (spreads > _TIED) | np.asarray([n in heard for n in names])
 
 
 class Stage:
