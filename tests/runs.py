@@ -35,6 +35,23 @@ def policy(directory: pathlib.Path, kind: str, seed: int = 0) -> str:
   return str(directory)
 
 
+def learned(*kinds: str) -> list[str]:
+  """The policies that come with the package."""
+  return [str(ROOT / "experiments" / "assets" / kind) for kind in kinds]
+
+
+def same(left: pathlib.Path, right: pathlib.Path) -> None:
+  """Two runs left the same logs, but for times, and the same policies."""
+  for name in ("metrics", "updates", "rollouts", "exchange"):
+    name = f"{name}.jsonl"
+    assert (left / name).read_bytes() == (right / name).read_bytes(), name
+  policies = sorted(path.name for path in (left / "export").iterdir())
+  assert policies == sorted(path.name for path in (right / "export").iterdir())
+  for policy in policies:
+    name = f"export/{policy}/model.safetensors"
+    assert (left / name).read_bytes() == (right / name).read_bytes(), name
+
+
 def command(workdir: pathlib.Path, paths: list[str], **flags) -> list[str]:
   """The arguments of a short run."""
   values = {

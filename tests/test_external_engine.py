@@ -10,7 +10,7 @@ FLAGS = {"rounds": 2, "rescore": True}
 
 @pytest.fixture(scope="module")
 def policies():
-  return [str(runs.ROOT / "experiments" / "assets" / "char")]
+  return runs.learned("char")
 
 
 def test_an_engine_that_draws_the_same_trains_the_same(policies, tmp_path):

@@ -8,7 +8,6 @@ import pytest
 from mrl_jax.exchange import store
 from tests import runs
 
-FILES = ("metrics.jsonl", "rollouts.jsonl", "exchange.jsonl")
 # Policies that learn, and exchange every kind of record.
 FLAGS = {
   "recipe": "prp+sgt,xgrpo+sgt",
@@ -20,8 +19,7 @@ FLAGS = {
 
 @pytest.fixture(scope="module")
 def policies():
-  assets = runs.ROOT / "experiments" / "assets"
-  return [str(assets / kind) for kind in ("char", "merged")]
+  return runs.learned("char", "merged")
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +31,7 @@ def whole(tmp_path_factory, policies):
 
 
 def same(left, right):
-  for name in FILES:
-    assert (left / name).read_bytes() == (right / name).read_bytes(), name
-  for policy in ("char", "merged"):
-    name = f"export/{policy}/model.safetensors"
-    assert (left / name).read_bytes() == (right / name).read_bytes(), name
+  runs.same(left, right)
   assert shipments(left) == shipments(right)
   assert len(shipments(left)) == 12  # of two policies in six rounds
 

@@ -21,7 +21,7 @@ STAGED = {
 
 @pytest.fixture(scope="module")
 def char():
-  return str(runs.ROOT / "experiments" / "assets" / "char")
+  return runs.learned("char")[0]
 
 
 def train(char, workdir, **changes):

@@ -8,7 +8,6 @@ import pytest
 from mrl_jax.train import metrics
 from tests import runs
 
-FILES = ("metrics.jsonl", "updates.jsonl", "rollouts.jsonl", "exchange.jsonl")
 # Two stages of eight parts and eight updates; degenerate groups are dropped,
 # old log-probs come from disk, and a peer is heard.
 FLAGS = {
@@ -32,8 +31,7 @@ FLAGS = {
 
 @pytest.fixture(scope="module")
 def policies():
-  assets = runs.ROOT / "experiments" / "assets"
-  return [str(assets / kind) for kind in ("char", "merged")]
+  return runs.learned("char", "merged")
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +41,6 @@ def whole(tmp_path_factory, policies):
   assert done.returncode == 0, done.stdout + done.stderr
   assert not (workdir / "rounds").exists()
   return workdir
-
-
-def same(left, right):
-  for name in FILES:
-    assert (left / name).read_bytes() == (right / name).read_bytes(), name
-  for policy in ("char", "merged"):
-    name = f"export/{policy}/model.safetensors"
-    assert (left / name).read_bytes() == (right / name).read_bytes(), name
 
 
 def stop_at(arguments, path, how):
@@ -83,7 +73,7 @@ def test_a_stage_that_was_killed_inside(policies, whole, tmp_path, path):
   again = runs.run(arguments)
   assert again.returncode == 0, again.stdout + again.stderr
   assert "resumed after round 0" in again.stdout
-  same(workdir, whole)
+  runs.same(workdir, whole)
 
 
 def test_sigterm_stops_between_two_parts(policies, whole, tmp_path):
@@ -102,7 +92,7 @@ def test_sigterm_stops_between_two_parts(policies, whole, tmp_path):
   output = again.stdout.read()
   assert again.wait() == 0, output
   again.stdout.close()
-  same(workdir, whole)
+  runs.same(workdir, whole)
 
 
 def test_updates_are_told_with_how_stale_their_rows_are(whole):
