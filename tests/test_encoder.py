@@ -413,28 +413,36 @@ def test_sizes_are_positive(kind, small, field):
     make(kind, small, **{field: 0})
 
 
-def spied(kind, small, monkeypatch, mesh=None, **options):
-  """An embedder, and the shapes [B, T] that are compiled for it."""
-  seen = []
+def spied(kind, small, monkeypatch, look, mesh=None, **options):
+  """An embedder; `look` sees the tokens [B, T] of each program it compiles."""
   owner = bert if kind == "sentence" else policy()[0]
-  original = owner.hidden
+  original, place = owner.hidden, 2 if kind == "sentence" else 3
 
   def hidden(*args):
-    tokens = args[2] if kind == "sentence" else args[3]
-    seen.append(tokens.shape)
+    look(args[place])
     return original(*args)
 
   if kind == "sentence":
     monkeypatch.setattr(bert, "hidden", hidden)
-    return make(kind, small, mesh, **options), seen
+    return make(kind, small, mesh, **options)
   model, params = policy()
   model = model._replace(hidden=hidden)
-  return encoder.pooled(model, params, mesh or single(), **options), seen
+  return encoder.pooled(model, params, mesh or single(), **options)
+
+
+def shapes(kind, small, monkeypatch, **options):
+  """An embedder, and the list of the shapes that are compiled for it."""
+  seen = []
+
+  def look(tokens):
+    seen.append(tokens.shape)
+
+  return spied(kind, small, monkeypatch, look, **options), seen
 
 
 @KINDS
 def test_equal_rows_are_computed_once(kind, small, monkeypatch):
-  embedder, seen = spied(kind, small, monkeypatch)
+  embedder, seen = shapes(kind, small, monkeypatch)
   rows = responses(3)
   found = embedder.embed([rows[i % 3] for i in range(50)])
   assert [count for count, _ in seen] == [4]
@@ -442,8 +450,24 @@ def test_equal_rows_are_computed_once(kind, small, monkeypatch):
 
 
 @KINDS
+def test_rows_are_spread_over_the_devices(kind, small, monkeypatch):
+  mesh, parts, meshes = mesh_lib.make(2, 2, 2), [], []
+
+  def look(tokens):
+    jax.debug.inspect_array_sharding(
+      tokens, callback=lambda x: parts.append(x.shard_shape(tokens.shape))
+    )
+    meshes.append(jax.sharding.get_abstract_mesh().shape)
+
+  spied(kind, small, monkeypatch, look, mesh).embed(responses(8))
+  assert [rows for rows, _ in parts] == [2]
+  # A decoder's own annotations need the mesh.
+  assert kind == "sentence" or meshes == [mesh.shape]
+
+
+@KINDS
 def test_few_shapes_are_compiled(kind, small, monkeypatch):
-  embedder, seen = spied(kind, small, monkeypatch, rows=8)
+  embedder, seen = shapes(kind, small, monkeypatch, rows=8)
   for seed in range(3):
     embedder.embed(responses(16 + seed, seed))
   # Whole calls, and what is left: a power of two of the shortest.
@@ -521,7 +545,7 @@ def test_an_empty_prompt_is_refused():
 
 
 def test_long_completions_come_in_smaller_calls(monkeypatch):
-  embedder, seen = spied("pooled", None, monkeypatch, rows=4)
+  embedder, seen = shapes("pooled", None, monkeypatch, rows=4)
   ids = np.arange(1000) % 16
   rows = [encoder.Response([1], ids[:n], "") for n in (1000, 999, 5, 4, 3)]
   found = embedder.embed(rows)
