@@ -24,7 +24,8 @@ from absl import flags
 from experiments import flags as flags_lib
 from experiments import models, tasks
 from mrl_jax import config as config_lib
-from mrl_jax import measure, records
+from mrl_jax import config_files, measure, records
+from mrl_jax.explore import explorer
 from mrl_jax.parallel import mesh as mesh_lib
 from mrl_jax.tasks import dataset, extract, verify
 from mrl_jax.train import checkpoint, rounds
@@ -49,12 +50,11 @@ def score(
   samples: int,
 ) -> list[records.Rollout]:
   """`samples` verified rollouts for each problem."""
-  contexts = [
-    policy_lib.render(actor, problem.prompt, config) for problem in problems
+  slots = [
+    explorer.Slot(problem, at, policy_lib.render(actor, problem.prompt, config))
+    for at, problem in enumerate(problems)
   ]
-  rows = policy_lib.sample(
-    actor, params, problems, contexts, 2**32 + _ROUND, samples
-  )
+  rows = policy_lib.sample(actor, params, slots, 2**32 + _ROUND, samples)
   return rounds.judge(pool, rows, problems, samples)
 
 
@@ -169,7 +169,7 @@ def _config(values) -> config_lib.Config:
     path = pathlib.Path(values.run) / "config.json"
     if not path.exists():
       raise config_lib.ConfigError("run", values.run, "holds no config.json")
-    config = config_lib.from_dict(json.loads(path.read_text()))
+    config = config_files.from_dict(json.loads(path.read_text()))
     fresh = flags_lib.config(given, config)
   else:
     fresh = flags_lib.config(
@@ -202,7 +202,7 @@ def _actors(config, values, mesh):
       state = state_lib.init(optimizer, params, mesh)
       targets[actor.name] = state_lib.abstract(state, shardings)
       actors.append(actor)
-    states, _ = checkpoints.restore(number, targets)
+    states, *_ = checkpoints.restore(number, targets)
   for actor in actors:
     yield actor, states[actor.name].params
 

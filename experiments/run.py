@@ -26,6 +26,7 @@ from experiments import (
   tasks,
 )
 from mrl_jax import config as config_lib
+from mrl_jax import config_files
 from mrl_jax.model import hf
 from mrl_jax.tasks import dataset
 from mrl_jax.train import checkpoint, loop, metrics, placement, turn
@@ -82,11 +83,11 @@ def _claim(config: config_lib.Config, workdir: pathlib.Path) -> None:
   """Writes the configuration, or compares it with the one that is there."""
   path = workdir / "config.json"
   if path.exists() and (workdir / "checkpoints").exists():
-    saved = config_lib.from_dict(json.loads(path.read_text()))
-    config_lib.check_resume(saved, config)
+    saved = config_files.from_dict(json.loads(path.read_text()))
+    config_files.check_resume(saved, config)
   workdir.mkdir(parents=True, exist_ok=True)
   part = path.with_suffix(".part")
-  part.write_text(json.dumps(config_lib.to_dict(config), indent=2) + "\n")
+  part.write_text(json.dumps(config_files.to_dict(config), indent=2) + "\n")
   os.replace(part, path)
   flags_lib.save(config, workdir / "run.flags")
 

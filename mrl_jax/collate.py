@@ -52,6 +52,7 @@ def batch(
   extra: Iterable[records.Foreign] = (),
   slots: int = 0,
   peers: Mapping[str, records.Tally] | None = None,
+  novelty: Sequence[float] = (),
 ) -> Batch:
   """A `Batch` of NumPy arrays from rollouts whose groups stand together.
 
@@ -64,8 +65,9 @@ def batch(
     slots: rows that stand behind each group for them; what is not filled has
       weight 0 and no reward.
     peers: what the peers earned, by prompt id.
+    novelty: of `rows`, where it was measured; it becomes their bonus.
   """
-  rows = _grouped(tuple(rows), extra, slots)
+  rows = _grouped(tuple(rows), extra, slots, novelty)
   count = len(rows)
   lengths = np.asarray([len(row.tokens) for row in rows])
   width = bucket(int(lengths.max()))
@@ -85,7 +87,7 @@ def batch(
     rewards=np.asarray([row.reward for row in rows], np.float32),
     advantages=unset,
     credit=np.zeros((count, width), np.float32),
-    bonus=np.zeros((count,), np.float32),
+    bonus=np.asarray([row.novelty for row in rows], np.float32),
     clip_low=unset,
     clip_high=unset,
     group=np.asarray(group, np.int32),
@@ -106,6 +108,7 @@ class _Row(NamedTuple):
   reward: float
   source: int
   version: int = 0  # of own rows
+  novelty: float = 0.0  # of own rows
   foreign: records.Foreign | None = None
 
 
@@ -116,21 +119,22 @@ def _grouped(
   own: tuple[records.Rollout, ...],
   extra: Iterable[records.Foreign],
   slots: int,
+  novelty: Sequence[float] = (),
 ) -> list[_Row]:
   """Own rows of each prompt, and its slots behind them."""
+  worth = novelty if len(novelty) else (0.0,) * len(own)
+  pairs = zip(own, worth, strict=True)
   by_prompt: dict[str, list[records.Foreign]] = {}
   for row in extra:
     by_prompt.setdefault(row.prompt_id, []).append(row)
   out: list[_Row] = []
-  for _, group in itertools.groupby(own, lambda row: row.prompt_id):
+  for name, group in itertools.groupby(pairs, lambda pair: pair[0].prompt_id):
     mine = list(group)
-    out += [_own(row) for row in mine]
-    found = by_prompt.pop(mine[0].prompt_id, [])
+    out += [_own(row, float(novel)) for row, novel in mine]
+    found = by_prompt.pop(name, [])
     if len(found) > slots:
-      raise ValueError(
-        f"slots={slots}: prompt {mine[0].prompt_id!r} has {len(found)} extra"
-      )
-    where = (mine[0].prompt_id, mine[0].context)
+      raise ValueError(f"slots={slots}: prompt {name!r} has {len(found)} extra")
+    where = (name, mine[0][0].context)
     out += [_foreign(row, *where) for row in found]
     blank = _Row(*where, _NOTHING, _NOTHING, np.nan, int(Source.PEER))
     out += [blank] * (slots - len(found))
@@ -141,15 +145,16 @@ def _grouped(
   return out
 
 
-def _own(row: records.Rollout) -> _Row:
+def _own(row: records.Rollout, novelty: float) -> _Row:
   return _Row(
     row.prompt_id,
     row.context,
     row.tokens,
     row.logprobs,
     row.reward,
-    int(Source.OWN),
+    int(Source.REGEN if row.root else Source.OWN),
     row.version,
+    novelty,
   )
 
 

@@ -14,9 +14,16 @@ from typing import Any
 from mrl_jax import config_checks
 from mrl_jax.config_checks import CORRECTIONS, VETOES, ConfigError
 
-RECIPES = ("grpo", "dr_grpo", "prp", "xgrpo", "sgt")  # joined by +
+RECIPES = (  # joined by +
+  *("grpo", "dr_grpo", "prp", "xgrpo", "sgt"),
+  *("novelty", "regenerate", "extra"),
+)
 PRP_MODES = ("behavior", "decoupled", "recompute")
 SPREADS = ("bytes", "chunk")
+POOLS = ("all", "correct")
+PLACES = ("after", "before")
+CHOICES = ("lowest", "highest", "random", "restart")
+BOUNDARIES = ("lines", "tokens")
 RESCUE_MEANS = ("tokens", "prompts")
 EXECUTORS = ("inline", "partition")
 LOSSES = ("policy_gradient", "gspo", "cispo", "reinforce")
@@ -109,7 +116,8 @@ class Config:
 
   recipe: tuple[str, ...] = _field(
     ("grpo",),
-    "Training recipe, per policy; probes combine as in xgrpo+sgt.",
+    "Training recipe, per policy; they combine as in extra+sgt, where extra "
+    "is novelty+regenerate.",
     RECIPES,
   )
   loss: tuple[str, ...] = _field(
@@ -199,6 +207,49 @@ class Config:
   )
   rescue_samples: int = _field(1, "Successes imitated per rescued prompt.")
 
+  embedder: str = _field(
+    "policy",
+    "What compares answers: policy (its initial hidden states), minilm, or "
+    "the folder of a sentence-transformers model.",
+  )
+  novelty_weight: float = _field(
+    0.1, "What a right answer's novelty adds to its advantage."
+  )
+  novelty_memory: int = _field(
+    0,
+    "Answers that a prompt remembers; 0: samples, the least.",
+  )
+  novelty_pool: str = _field(
+    "all", "Which answers are remembered and compared with.", POOLS
+  )
+  novelty_place: str = _field(
+    "after", "after or before (in the reward) a group is normalised.", PLACES
+  )
+  novelty_prompts: int = _field(65536, "Prompts that are remembered at most.")
+  regenerate: str = _field(
+    "lowest",
+    "Where a hard prompt's answer is cut: where the smoothed entropy before "
+    "is lowest; highest or random; restart: not at all, the prompt again.",
+    CHOICES,
+  )
+  regenerate_slots: int = _field(
+    16, "Groups of a round that continue such a prefix, at most."
+  )
+  regenerate_warmup: int = _field(30, "Rounds before the first of them.")
+  regenerate_boundary: str = _field(
+    "lines", "An answer is cut after lines, or after any tokens.", BOUNDARIES
+  )
+  regenerate_gap: int = _field(32, "Least tokens between two cuts.")
+  regenerate_cuts: int = _field(15, "Most cuts considered in an answer.")
+  regenerate_cap: float = _field(0.75, "Most of an answer that is kept.")
+  regenerate_temperature: float = _field(
+    0.1, "Of the smoothing of entropies over similar prefixes."
+  )
+  regenerate_queue: int = _field(512, "Prefixes that wait, at most.")
+  regenerate_depth: int = _field(
+    3, "Times that an answer is cut again while its prompt stays hard."
+  )
+
   lr: tuple[float, ...] = _field((1e-6,), "Peak learning rate, per policy.")
   lr_schedule: str = _field("constant", "After the warm-up.", LR_SCHEDULES)
   lr_warmup: int = _field(0, "Updates of linear warm-up.")
@@ -262,59 +313,3 @@ class Config:
     """The value of a per-policy field for one policy."""
     values = getattr(self, field)
     return values[policy if len(values) > 1 else 0]
-
-
-# Fields that may change when a run is continued.
-RESUMABLE = frozenset(
-  {
-    "workdir",
-    "rounds",
-    "mesh",
-    "executor",
-    "shares",
-    "offload",
-    "exchange",
-    "deadline",
-    "cpu_devices",
-    "save_every",
-    "save_updates",
-    "keep",
-    "save_rollouts",
-    "export",
-    "progress",
-    "verifier_workers",
-  }
-)
-
-
-def to_dict(config: Config) -> dict[str, Any]:
-  """The fields as JSON values."""
-  return json.loads(json.dumps(dataclasses.asdict(config)))
-
-
-def from_dict(values: dict[str, Any]) -> Config:
-  """The inverse of `to_dict`; an unknown field is an error."""
-  known = {f.name for f in dataclasses.fields(Config)}
-  for name, value in values.items():
-    if name not in known:
-      raise ConfigError(name, value, "is not a field of this version")
-  lists = {k: tuple(v) for k, v in values.items() if isinstance(v, list)}
-  return Config(**{**values, **lists})
-
-
-def check_resume(saved: Config, given: Config) -> None:
-  """Refuses to continue a run under a configuration that differs.
-
-  More rounds are welcome under a constant learning rate; any other schedule
-  would have been another one from the start.
-  """
-  fixed = {"rounds"} if saved.lr_schedule != "constant" else set()
-  for field in dataclasses.fields(Config):
-    old, new = getattr(saved, field.name), getattr(given, field.name)
-    if old != new and field.name not in RESUMABLE - fixed:
-      raise ConfigError(
-        field.name,
-        new,
-        "the run in --workdir was started with "
-        f"{config_checks.show(old)}; use that, or another --workdir",
-      )

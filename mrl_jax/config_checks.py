@@ -51,6 +51,7 @@ def check(config: Any) -> None:
   _check_policies(config)
   _check_veto(config)
   _check_stage(config)
+  _check_explore(config)
   _check_division(config)
 
 
@@ -94,6 +95,15 @@ _LEAST = {
   "peer_samples": 0,
   "rescue_weight": 0.0,
   "rescue_samples": 1,
+  "novelty_weight": 0.0,
+  "novelty_memory": 0,
+  "novelty_prompts": 1,
+  "regenerate_slots": 1,
+  "regenerate_warmup": 0,
+  "regenerate_gap": 1,
+  "regenerate_cuts": 2,
+  "regenerate_queue": 1,
+  "regenerate_depth": 1,
   "replan_every": 0,
   "save_every": 0,
   "keep": 1,
@@ -157,6 +167,9 @@ def _check_policies(config: Any) -> None:
   names = config.policy_names()
   if len(set(names)) != count or not all(names):
     raise ConfigError("names", names, "must be unique; give them explicitly")
+  taken = {"host", "memories"} & set(names)  # of a checkpoint's other parts
+  if taken:
+    raise ConfigError("names", names, f"no policy may be called {min(taken)}")
   for name in ("recipe", "loss", "lr", "samples"):
     value = getattr(config, name)
     if len(value) not in (1, count):
@@ -178,6 +191,8 @@ def _check_recipe(config: Any, parts: list[str], count: int) -> None:
     why = "grpo or dr_grpo, not both"
   elif {"prp", "xgrpo"} <= set(parts):
     why = "prp's groups hold the peers' rewards already; xgrpo adds nothing"
+  elif "extra" in parts and {"novelty", "regenerate"} & set(parts):
+    why = "extra is novelty and regenerate already"
   elif probes and count < 2:
     why = f"{probes[0]} learns from peers; name more than one of --policies"
   if why:
@@ -234,6 +249,32 @@ def _check_stage(config: Any) -> None:
       "true",
       "needs --kl_coefficient=0 and --entropy_coefficient=0: those terms "
       "learn from every group",
+    )
+
+
+def _check_explore(config: Any) -> None:
+  parts = {part for recipe in config.recipe for part in recipe.split("+")}
+  most = max(config.samples)
+  if 0 < config.novelty_memory < most:
+    raise ConfigError(
+      "novelty_memory",
+      config.novelty_memory,
+      f"must be 0 or at least --samples={most}: bonuses wait for as many",
+    )
+  if not config.regenerate_temperature > 0:
+    raise ConfigError(
+      "regenerate_temperature", config.regenerate_temperature, "must be above 0"
+    )
+  if not 0 < config.regenerate_cap < 1:
+    raise ConfigError(
+      "regenerate_cap", config.regenerate_cap, "must be in (0, 1)"
+    )
+  slots = config.regenerate_slots
+  if parts & {"regenerate", "extra"} and slots >= config.prompts:
+    raise ConfigError(
+      "regenerate_slots",
+      slots,
+      f"must be below --prompts={config.prompts}: new prompts need room",
     )
 
 

@@ -17,12 +17,19 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from mrl_jax import compose, losses, records
-from mrl_jax import config as config_lib
 from mrl_jax.exchange import receive as receive_lib
-from mrl_jax.kernels import correction as correction_lib
-from mrl_jax.kernels import realign, surrogate
+from mrl_jax.explore import novelty as novelty_lib
+from mrl_jax.explore import prefixes as prefixes_lib
+from mrl_jax.kernels import realign
 from mrl_jax.kernels import veto as veto_lib
-from mrl_jax.transforms import advantages, clipping, foreign, rows, weights
+from mrl_jax.transforms import (
+  advantages,
+  clipping,
+  foreign,
+  rewards,
+  rows,
+  weights,
+)
 from mrl_jax.types import BatchTransform, Source, TokenLoss
 
 
@@ -35,6 +42,8 @@ class Recipe(NamedTuple):
   needs: tuple[str, ...] = ()  # kinds of record that its peers publish
   rescore: bool = False  # needs the trainer's log-probs at stage start
   veto: veto_lib.Rule | None = None  # that its loss applies to own rows
+  novelty: novelty_lib.Rule | None = None  # that its bonus follows
+  prefixes: prefixes_lib.Rule | None = None  # that it tries again
 
 
 def grpo(
@@ -173,120 +182,30 @@ def sgt(
   )
 
 
-def from_config(
-  config: config_lib.Config,
-  policy: int,
-  member: receive_lib.Member | None = None,
-) -> Recipe:
-  """The recipe that the flags of one policy name.
+def novelty(base: Recipe, rule: novelty_lib.Rule | None = None) -> Recipe:
+  """ExTra's bonus: right answers unlike earlier ones are worth more.
 
-  `member` is the policy's side of the exchange, for recipes that listen.
+  ExTra 2026, https://arxiv.org/abs/2606.24994.
   """
-  names = config.of("recipe", policy).split("+")
-  correction, denominator = None, "original"
-  if config.correction != "none":
-    correction = _corrections(config)[config.correction]
-    denominator = config.correction_denominator
-  recipe = grpo(
-    loss=_loss(config, policy),
-    reduction=_reduction(config),
-    advantage=_advantage(config, names),
-    clip=(config.clip_low, config.clip_high),
-    correction=correction,
-    denominator=denominator,
-    rescore=config.rescore,
-  )
-  if config.veto != "none":
-    recipe = mu_grpo(recipe, _veto(config), compose.chain())
-  if "xgrpo" in names:
-    recipe = xgrpo(recipe)
-  if "prp" in names:
-    count = config.peer_samples or config.of("samples", policy)
-    recipe = prp(
-      recipe,
-      member,
-      count,
-      spread=_SPREADS[config.spread],
-      weigh=_weigh(config),
-      dual_clip=config.peer_dual_clip,
-    )
-  if "sgt" in names:
-    recipe = sgt(
-      recipe,
-      member,
-      scale=config.rescue_weight,
-      per_prompt=config.rescue_samples,
-      mean=_RESCUE_MEANS[config.rescue_mean],
-    )
-  return recipe
+  rule = rule or novelty_lib.Rule()
+  if rule.before:
+    parts = (rewards.add_novelty(rule.weight), base.prepare)
+  else:
+    parts = (base.prepare, advantages.add_novelty(rule.weight))
+  return base._replace(prepare=compose.chain(*parts), novelty=rule)
 
 
-_SPREADS = {"bytes": realign.collect, "chunk": realign.collect_chunks}
+def regenerate(base: Recipe, rule: prefixes_lib.Rule | None = None) -> Recipe:
+  """ExTra's second chance: hard prompts again, from within an answer.
+
+  A continued prefix is prompt: it has no loss and no ratio, and its group
+  is one of its own.
+
+  ExTra 2026, https://arxiv.org/abs/2606.24994.
+  """
+  return base._replace(prefixes=rule or prefixes_lib.Rule())
 
 
-_RESCUE_MEANS = {"tokens": weights.token_mean, "prompts": weights.group_mean}
-
-
-def _weigh(config: config_lib.Config) -> BatchTransform | None:
-  return {
-    "behavior": lambda: None,
-    "decoupled": lambda: foreign.decouple(config.peer_cap),
-    "recompute": lambda: foreign.anchor(Source.PEER),
-  }[config.prp_mode]()
-
-
-def _veto(config: config_lib.Config) -> veto_lib.Rule:
-  tau = config.veto_tau
-  if tau == -1:
-    tau = 1e-3 if config.veto == "cumulative" else 1 - config.clip_low
-  return veto_lib.rule(config.veto, tau)
-
-
-def _advantage(config: config_lib.Config, names: list[str]) -> BatchTransform:
-  normalize = "dr_grpo" not in names
-  if "xgrpo" in names:
-    mix = None if config.xgrpo_mix < 0 else config.xgrpo_mix
-    return advantages.mixed_advantages(mix, normalize=normalize)
-  union = rows.SAMPLES if "prp" in names else rows.OWN_SAMPLES
-  return advantages.group_advantages(union, normalize=normalize)
-
-
-def _loss(config: config_lib.Config, policy: int) -> TokenLoss:
-  token_losses = {
-    "policy_gradient": lambda: losses.policy_gradient(config.dual_clip or None),
-    "gspo": losses.gspo,
-    "cispo": losses.cispo,
-    "reinforce": losses.reinforce,
-  }
-  terms = [(1.0, token_losses[config.of("loss", policy)]())]
-  if config.kl_coefficient:
-    estimators = {"k1": surrogate.k1, "k2": surrogate.k2, "k3": surrogate.k3}
-    terms.append((config.kl_coefficient, losses.kl(estimators[config.kl])))
-  if config.entropy_coefficient:
-    terms.append((config.entropy_coefficient, losses.entropy()))
-  return losses.add(*terms) if len(terms) > 1 else terms[0][1]
-
-
-def _reduction(config: config_lib.Config) -> BatchTransform:
-  return {
-    "token_mean": weights.token_mean,
-    "sequence_mean": weights.sequence_mean,
-    "constant_mean": functools.partial(
-      weights.constant_mean, config.completion_limit
-    ),
-  }[config.reduction](source=rows.SAMPLES)
-
-
-def _corrections(config: config_lib.Config) -> dict[str, weights.Correction]:
-  low, high = config.correction_low, config.correction_high
-  bind = functools.partial
-  return {
-    "tis_token": bind(correction_lib.tis_token, cap=high),
-    "tis_sequence": bind(correction_lib.tis_sequence, cap=high),
-    "mis_token": bind(correction_lib.mis_token, low=low, high=high),
-    "mis_sequence": bind(correction_lib.mis_sequence, low=low, high=high),
-    "icepop": bind(correction_lib.icepop, low=low, high=high, weighted=True),
-    "response_veto": correction_lib.response_veto,
-    "opsm": bind(correction_lib.opsm, delta=low),
-    "m2po": bind(correction_lib.m2po, limit=low),
-  }
+def extra(base: Recipe) -> Recipe:
+  """ExTra as published: both."""
+  return regenerate(novelty(base))

@@ -21,7 +21,11 @@ KINDS = ("trajectory", "values", "success")
 
 
 class Rollout(NamedTuple):
-  """One completion that this policy sampled, kept as its sampled ids."""
+  """One completion that this policy sampled, kept as its sampled ids.
+
+  Where it continues a prefix of an earlier answer, `text` is the whole
+  answer; what was sampled now, and is learned from, is `tokens`.
+  """
 
   prompt_id: str
   sample: int  # its number among the prompt's G
@@ -31,11 +35,13 @@ class Rollout(NamedTuple):
   logprobs: np.ndarray  # [T] f32, of the exact sampling distribution
   entropies: np.ndarray  # [T] f32, nats
   finished: bool  # stopped by an EOS id, not by the limit
-  text: str  # the decoded completion, specials dropped
+  text: str  # the decoded answer, specials dropped
   answer: str  # what the task expects
   reward: float  # NaN: could not be scored
   outcome: str  # the verifier's verdict, by name
   version: int = 0  # optimiser steps the policy had taken when it sampled
+  root: str = ""  # of a continued prefix: the prompt that it belongs to
+  prefix: int = 0  # ids at the context's end that begin the answer
 
 
 class Header(NamedTuple):
@@ -143,6 +149,7 @@ class Round(NamedTuple):
   slots: int = 0  # rows beside the own ones for each prompt; 0 if no extra
   peers: Mapping[str, Tally] = {}  # by prompt id
   refused: tuple[Refusal, ...] = ()
+  novelty: Sequence[float] = ()  # of the own rows; empty: not measured
 
 
 RoundTransform = Callable[[Round], Round]  # host: which experience

@@ -99,7 +99,8 @@ class Batch(NamedTuple):
   `weights` starts as the loss mask and ends as the loss measure: the
   objective is `sum(weights * token_loss)`. `advantages` is NaN until a
   transform sets it, so a recipe that forgets is loud. `credit` is a
-  per-token addition to the advantage, `bonus` a per-row one. `trace` is
+  per-token addition to the advantage, `bonus` a per-row one: from the host
+  it comes as the row's novelty, which a transform gives a weight. `trace` is
   there when some row was written by a peer with another tokenizer.
   """
 

@@ -102,3 +102,28 @@ def mixed_advantages(own, peers, mix=None, ddof=1, eps=1e-6):
     n = len(own) / (1 - mix)
     variance *= n / (n - ddof)
   return (own - baseline) / (np.sqrt(variance) + eps)
+
+
+def novelty(rows, pool, memory, warm):
+  """Distances to the nearest of memory and pooled siblings, one by one."""
+  rows = [np.asarray(row, np.float64) for row in rows]
+  if len(memory) < warm:
+    return [0.0] * len(rows)
+  found = []
+  for i, row in enumerate(rows):
+    others = [r for j, r in enumerate(rows) if j != i and pool[j]]
+    near = [float(row @ np.asarray(o, np.float64)) for o in (*others, *memory)]
+    found.append(max(0.0, 1.0 - max(near)) if near else 0.0)
+  return found
+
+
+def smooth(rows, values, temperature):
+  """A softmax-weighted mean of values for each row, term by term."""
+  found = []
+  for row in np.asarray(rows, np.float64):
+    weights = [
+      np.exp(float(row @ np.asarray(o, np.float64)) / temperature) for o in rows
+    ]
+    total = sum(w * float(v) for w, v in zip(weights, values, strict=True))
+    found.append(total / sum(weights))
+  return found

@@ -9,12 +9,15 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 LAYERS = (
-  ("types", "compose", "config", "config_checks", "named", "records"),
+  (
+    *("types", "compose", "named", "records"),
+    *("config", "config_checks", "config_files"),
+  ),
   ("kernels", "text", "tasks", "parallel", "collate", "measure"),
   ("model", "transforms"),
-  ("losses", "diagnostics", "exchange"),
+  ("losses", "diagnostics", "exchange", "explore"),
   ("sampling",),
-  ("recipes",),
+  ("recipes", "recipe_config"),
   ("train",),
 )
 LEVEL = {name: i for i, names in enumerate(LAYERS) for name in names}

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from mrl_jax import config as config_lib
+from mrl_jax import config_files
 
 GOOD = {"workdir": "w", "policies": ("a/left", "b/right")}
 
@@ -79,13 +80,13 @@ def test_a_bad_value_names_field_value_and_what_is_allowed(field, value, part):
 
 def test_a_good_configuration_survives_json():
   config = make(lr=(1e-3, 2e-4), mesh=(2, 2, 2), task_args='{"n": 3}')
-  text = json.dumps(config_lib.to_dict(config))
-  assert config_lib.from_dict(json.loads(text)) == config
+  text = json.dumps(config_files.to_dict(config))
+  assert config_files.from_dict(json.loads(text)) == config
 
 
 def test_an_unknown_saved_field_is_refused():
   with pytest.raises(config_lib.ConfigError, match="--spam"):
-    config_lib.from_dict({**GOOD, "spam": 1})
+    config_files.from_dict({**GOOD, "spam": 1})
 
 
 def test_per_policy_values():
@@ -97,15 +98,15 @@ def test_per_policy_values():
 
 def test_resume_refuses_another_run_but_allows_more_rounds():
   saved = make(seed=1)
-  config_lib.check_resume(saved, make(seed=1, rounds=500))
+  config_files.check_resume(saved, make(seed=1, rounds=500))
   with pytest.raises(config_lib.ConfigError, match=r"--seed=2.*started with 1"):
-    config_lib.check_resume(saved, make(seed=2))
+    config_files.check_resume(saved, make(seed=2))
 
 
 def test_resume_refuses_more_rounds_of_a_decaying_rate():
   saved = make(lr_schedule="cosine")
   with pytest.raises(config_lib.ConfigError, match="--rounds=500"):
-    config_lib.check_resume(saved, make(lr_schedule="cosine", rounds=500))
+    config_files.check_resume(saved, make(lr_schedule="cosine", rounds=500))
 
 
 def test_every_field_is_documented():
@@ -115,7 +116,7 @@ def test_every_field_is_documented():
 
 def test_resumable_fields_exist():
   names = {field.name for field in dataclasses.fields(config_lib.Config)}
-  assert names >= config_lib.RESUMABLE
+  assert names >= config_files.RESUMABLE
 
 
 def test_every_listed_name_is_accepted():

@@ -22,7 +22,7 @@ def policy(tmp_path_factory):
   tokenizers.write(directory, tokenizers.char())
   tokenizer = tokenizer_lib.load(str(directory))
   actor = policy_lib.Actor("p", "", None, tokenizer, None, None, None)
-  return policy_lib.Policy("p", 0, 2, actor, *(None,) * 7)
+  return policy_lib.Policy("p", 0, 2, actor, *(None,) * 9)
 
 
 def task(size, long=()):
@@ -42,11 +42,10 @@ def rounds(order, policy, count, cursor=None):
   cursor = cursor or rounds_lib.Cursor()
   taken = []
   for _ in range(count):
-    problems, contexts, cursor = rounds_lib.take(
-      config(), [policy], order, cursor
-    )
-    assert len(contexts["p"]) == len(problems) == 4
-    taken.append([p.id for p in problems])
+    slots, cursor = rounds_lib.take(config(), [policy], order, cursor)
+    assert len(slots["p"]) == 4
+    assert all(order.at(s.position) == s.problem for s in slots["p"])
+    taken.append([s.problem.id for s in slots["p"]])
   return taken, cursor
 
 

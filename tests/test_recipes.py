@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mrl_jax import compose, losses, recipes
+from mrl_jax import compose, losses, recipe_config, recipes
 from mrl_jax import config as config_lib
 from mrl_jax.exchange import receive
 from mrl_jax.kernels import veto
@@ -28,7 +28,7 @@ PAIRS = [
 
 def made(**flags):
   config = config_lib.Config(workdir="w", policies=("p",), **flags)
-  return recipes.from_config(config, 0)
+  return recipe_config.make(config, 0)
 
 
 def batch():
@@ -199,7 +199,7 @@ def test_a_peers_ratio_is_bounded_and_its_negative_rows_doubly_clipped(weigh):
 def test_flags_name_the_probes_and_what_they_need():
   two = {"policies": ("a", "b")}
   made_ = {
-    name: recipes.from_config(
+    name: recipe_config.make(
       config_lib.Config(workdir="w", recipe=(name,), **two),
       0,
       factories.member(),

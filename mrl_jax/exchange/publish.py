@@ -53,6 +53,8 @@ def publish(
   withheld: list[records.Refusal] = []
   for _, group in itertools.groupby(round_.own, lambda row: row.prompt_id):
     rows = tuple(group)
+    if rows[0].root:  # what was earned after a prefix says little of the rest
+      continue
     if "values" in kinds:
       told.append(_values(round_, member, version, rows))
     for row in rows:

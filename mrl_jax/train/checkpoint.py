@@ -17,6 +17,7 @@ from etils import epath
 
 from mrl_jax.train import state as state_lib
 
+_MEMORIES = "memories"
 _STRIDE = 10**6  # more updates than a round has
 
 
@@ -56,8 +57,16 @@ class Checkpoints:
     number_: int,
     states: Mapping[str, state_lib.TrainState],
     host: Mapping[str, Any],
+    memories: Mapping[str, Mapping[str, Any]] | None = None,
   ) -> None:
-    """Starts writing, unless it is there; `host` must hold JSON values."""
+    """Starts writing, unless it is there.
+
+    Args:
+      number_: names it.
+      states: of the policies.
+      host: JSON values.
+      memories: NumPy arrays in nested dicts, of any shape; none empty.
+    """
     if number_ == self.latest():
       return
     items = {
@@ -65,12 +74,17 @@ class Checkpoints:
       for name, state in states.items()
     }
     items["host"] = ocp.args.JsonSave(dict(host))
+    there = {n: arrays for n, arrays in (memories or {}).items() if arrays}
+    if there:
+      items[_MEMORIES] = ocp.args.StandardSave(there)
     self._manager.save(number_, args=ocp.args.Composite(**items))
 
   def restore(
     self, number_: int, targets: Mapping[str, state_lib.TrainState]
-  ) -> tuple[dict[str, state_lib.TrainState], dict[str, Any]]:
+  ) -> tuple[dict[str, state_lib.TrainState], dict[str, Any], dict[str, Any]]:
     """Reads states straight onto the shardings of `targets`.
+
+    Returns the states, the host's JSON values and its arrays.
 
     Args:
       number_: one that was saved.
@@ -82,9 +96,12 @@ class Checkpoints:
       for name, target in targets.items()
     }
     items["host"] = ocp.args.JsonRestore()
+    there = (self._manager.item_metadata(number_) or {}).get(_MEMORIES)
+    if there is not None:
+      items[_MEMORIES] = ocp.args.StandardRestore()
     found = self._manager.restore(number_, args=ocp.args.Composite(**items))
     states = {name: state_lib.TrainState(**found[name]) for name in targets}
-    return states, found["host"]
+    return states, found["host"], found.get(_MEMORIES) or {}
 
   def wait(self) -> None:
     """Waits for what is being written."""

@@ -20,6 +20,7 @@ import jax
 
 from mrl_jax import config as config_lib
 from mrl_jax.exchange import store
+from mrl_jax.explore import explorer
 from mrl_jax.parallel import lease
 from mrl_jax.tasks import dataset, verify
 from mrl_jax.train import (
@@ -75,6 +76,7 @@ def run(
       config,
       list(policies),
       states,
+      {p.name: p.explorer.start() for p in policies if p.explorer},
       order,
       pool,
       rounds.exchange(config, policies, store_, partition.cancelled),
@@ -115,13 +117,16 @@ class _Journal:
     """Starts a checkpoint; `works` are those of a round that is not over."""
     self._run.hooks.phase("", "save")
     reports = {n: stage.to_json(w.reports) for n, w in (works or {}).items()}
+    packed = {n: explorer.pack(s) for n, s in self._run.explored.items()}
     host = {
       "cursor": cursor._asdict(),
       "log": self.log.state(),
       "reports": reports,
+      "explored": {name: plain for name, (plain, _) in packed.items()},
     }
     number = checkpoint.number(cursor.round, cursor.update)
-    self._checkpoints.save(number, self._run.states, host)
+    arrays = {name: arrays for name, (_, arrays) in packed.items()}
+    self._checkpoints.save(number, self._run.states, host, arrays)
 
   def needed(self) -> int:
     """The round whose rollouts the last complete checkpoint goes on with."""
@@ -174,7 +179,11 @@ def _restore(
     p.name: state_lib.abstract(run_.states[p.name], p.shardings)
     for p in run_.policies
   }
-  run_.states, host = checkpoints.restore(latest, targets)
+  run_.states, host, arrays = checkpoints.restore(latest, targets)
+  for name, plain in host["explored"].items():
+    run_.explored[name] = explorer.unpack(
+      run_.explored[name], plain, arrays.get(name, {}), run_.order.at
+    )
   cursor = rounds.Cursor(**host["cursor"])
   if cursor.shares:
     _move(run_, cursor.shares)
@@ -228,23 +237,18 @@ def _round(
   Returns the cursor and the phases' seconds. Where the run is to stop inside
   the round the cursor stays at it, saved as far as it is.
   """
-  problems, contexts, after = rounds.take(
-    run_.config, run_.policies, run_.order, cursor
-  )
+  slots, after = rounds.take(run_.config, run_.policies, run_.order, cursor)
   number = cursor.round
-  folder = run_.folder / str(number)
   works = {
-    policy.name: turn.Work(
-      policy, folder / policy.name, reports.get(policy.name, ())
-    )
+    policy.name: _work(run_, policy, slots[policy.name], number, reports)
     for policy in run_.policies
   }
 
   def act(name: str) -> None:
-    turn.act(run_, works[name], problems, contexts[name], number)
+    turn.act(run_, works[name], number)
 
   def study(name: str, stop: int) -> None:
-    turn.study(run_, works[name], problems, stop)
+    turn.study(run_, works[name], stop)
 
   waits = [act]
   if run_.config.part:  # generation may stop between parts
@@ -272,6 +276,15 @@ def _round(
   return after._replace(round=number + 1, update=0), seconds
 
 
+def _work(run_: turn.Run, policy, slots, number: int, reports) -> turn.Work:
+  """A policy's round, some of its slots taken by what it tries again."""
+  name, explored = policy.name, run_.explored.get(policy.name)
+  if policy.explorer is not None:
+    slots, explored = policy.explorer.fill(explored, number, slots)
+  folder = run_.folder / str(number) / name
+  return turn.Work(policy, slots, explored, folder, reports.get(name, ()))
+
+
 def _stops(config: config_lib.Config, done: int) -> list[int]:
   """At how many updates to save inside a round, and its end."""
   every = config.save_updates or config.updates
@@ -288,6 +301,8 @@ def _tell(
   """Writes down a round that is over."""
   number, shown = cursor.round, {}
   for name, work in works.items():
+    if work.explored is not None:
+      run_.explored[name] = work.explored
     samples = work.policy.samples
     values = {
       **work.values,

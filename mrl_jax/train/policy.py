@@ -14,12 +14,12 @@ import numpy as np
 import optax
 
 from mrl_jax import config as config_lib
-from mrl_jax import recipes, records
+from mrl_jax import recipe_config, recipes, records
 from mrl_jax.exchange import publish
-from mrl_jax.model import hf, transformer
+from mrl_jax.explore import explorer
+from mrl_jax.model import encoder, hf, transformer
 from mrl_jax.parallel import sharding
 from mrl_jax.sampling import engine
-from mrl_jax.tasks import dataset
 from mrl_jax.text import prompts as prompts_lib
 from mrl_jax.text import tokenizer as tokenizer_lib
 from mrl_jax.train import state as state_lib
@@ -54,7 +54,9 @@ class Policy(NamedTuple):
   shardings: state_lib.TrainState
   score: update_lib.Score
   update: update_lib.Update
-  reference: Any  # parameters of the initial policy, or None
+  initial: Any  # its parameters at the start, or None: nothing needs them
+  compared: bool  # whether the loss has a KL to the initial policy
+  explorer: explorer.Explorer | None
   sampler: Sampler = engine.make
 
   @property
@@ -109,8 +111,10 @@ def build(
   """Loads policy `number` of the run and its training functions."""
   samples = config.of("samples", number)
   actor, params = load_actor(config, number, mesh, samples, sampler)
-  reference = jax.tree.map(jnp.copy, params) if config.kl_coefficient else None
-  policy = _policy(config, number, mesh, actor, params, reference, sampler)
+  embeds = recipe_config.embeds(config, number) and config.embedder == "policy"
+  kept = config.kl_coefficient or embeds
+  initial = jax.tree.map(jnp.copy, params) if kept else None
+  policy = _policy(config, number, mesh, actor, params, initial, sampler)
   optimizer = make_optimizer(config, number)
   return policy, state_lib.init(optimizer, params, mesh)
 
@@ -134,16 +138,16 @@ def move(
   )
   places = sharding.tree(old.model.axes, state.params, mesh)
   params = jax.device_put(state.params, places)
-  reference = policy.reference
-  if reference is not None:
-    reference = jax.device_put(reference, places)
+  initial = policy.initial
+  if initial is not None:
+    initial = jax.device_put(initial, places)
   moved = _policy(
-    config, policy.number, mesh, actor, params, reference, policy.sampler
+    config, policy.number, mesh, actor, params, initial, policy.sampler
   )
   return moved, jax.device_put(state, moved.shardings)
 
 
-def _policy(config, number, mesh, actor, params, reference, sampler) -> Policy:
+def _policy(config, number, mesh, actor, params, initial, sampler) -> Policy:
   member = publish.Member(
     policy=actor.name,
     tokenizer=actor.tokenizer,
@@ -152,7 +156,7 @@ def _policy(config, number, mesh, actor, params, reference, sampler) -> Policy:
     verifier=f"{config.task} {config.task_args} {config.verifier}",
     seed=config.seed,
   )
-  recipe = recipes.from_config(config, number, member)
+  recipe = recipe_config.make(config, number, member)
   shardings = state_lib.of(make_optimizer(config, number), params, mesh)
   options = {
     "allowed": actor.allowed,
@@ -179,9 +183,40 @@ def _policy(config, number, mesh, actor, params, reference, sampler) -> Policy:
       veto=recipe.veto,
       **options,
     ),
-    reference=reference,
+    initial=initial,
+    compared=bool(config.kl_coefficient),
+    explorer=_explorer(config, number, actor, recipe, initial, mesh),
     sampler=sampler,
   )
+
+
+def _explorer(
+  config, number, actor, recipe, initial, mesh
+) -> explorer.Explorer | None:
+  if recipe.novelty is None and recipe.prefixes is None:
+    return None
+  embedder = None
+  if recipe_config.embeds(config, number):
+    embedder = _embedder(config.embedder, actor, initial, mesh)
+  return explorer.Explorer(
+    policy=actor.name,
+    samples=config.of("samples", number),
+    seed=config.seed,
+    decode=actor.tokenizer.decode,
+    embedder=embedder,
+    novelty=recipe.novelty,
+    prefixes=recipe.prefixes,
+  )
+
+
+def _embedder(name: str, actor, initial, mesh) -> encoder.Embedder:
+  if name == "policy":
+    return encoder.pooled(actor.model, initial, mesh)
+  try:
+    directory = encoder.packaged() if name == "minilm" else name
+    return encoder.sentence(directory, mesh)
+  except (ValueError, OSError) as error:
+    raise config_lib.ConfigError("embedder", name, str(error)) from None
 
 
 def make_optimizer(
@@ -216,38 +251,42 @@ def render(
 def sample(
   actor: Actor,
   params: Any,
-  problems: Sequence[dataset.Problem],
-  contexts: Sequence[tuple[int, ...]],
+  slots: Sequence[explorer.Slot],
   round_: int,
   samples: int,
   version: int = 0,
 ) -> list[records.Rollout]:
-  """G unscored rollouts per problem, in order; `version` is the policy's."""
+  """G unscored rollouts per slot, in order; `version` is the policy's."""
   ids = [
-    engine.words(actor.name, round_, problem.id, number)
-    for problem in problems
+    engine.words(actor.name, round_, slot.problem.id, number)
+    for slot in slots
     for number in range(samples)
   ]
+  contexts = [slot.context for slot in slots]
   out = actor.generate(params, contexts, np.asarray(ids, np.uint32))
   rows = []
-  for index in range(len(problems) * samples):
-    problem, length = problems[index // samples], int(out.lengths[index])
+  for index in range(len(slots) * samples):
+    slot, length = slots[index // samples], int(out.lengths[index])
+    problem, item = slot.problem, slot.item
+    prefix = item.prefix if item else ()
     tokens = out.tokens[index, :length]
     rows.append(
       records.Rollout(
         prompt_id=problem.id,
         sample=index % samples,
         prompt=problem.prompt,
-        context=contexts[index // samples],
+        context=slot.context,
         tokens=tokens,
         logprobs=out.logprobs[index, :length],
         entropies=out.entropies[index, :length],
         finished=bool(out.finished[index]),
-        text=actor.tokenizer.decode(tokens.tolist()),
+        text=actor.tokenizer.decode([*prefix, *tokens.tolist()]),
         answer=problem.answer,
         reward=float("nan"),
         outcome="",
         version=version,
+        root=item.root if item else "",
+        prefix=len(prefix),
       )
     )
   return rows

@@ -21,19 +21,29 @@ from mrl_jax.text import align
 def summarize(
   round_: records.Round, reports: Sequence[Any], samples: int
 ) -> dict[str, int | float]:
-  """The round's numbers, none of which depends on the clock."""
-  rows = round_.own
+  """The round's numbers, none of which depends on the clock.
+
+  What is said of rewards and answers is of the task's prompts alone: groups
+  that continue a prefix are told of apart.
+  """
+  rows = [row for row in round_.own if not row.root]
   rewards = np.asarray([r.reward for r in rows]).reshape(-1, samples)
   right = np.asarray([r.outcome == verify.Outcome.correct.value for r in rows])
   right = right.reshape(-1, samples)
   lengths = np.asarray([len(r.tokens) for r in rows])
   scored = np.isfinite(rewards)
+  solved = right.any(axis=1)
+  texts = np.asarray([r.text for r in rows], object).reshape(-1, samples)
+  distinct = [len(set(t[r])) for t, r in zip(texts, right, strict=True)]
   any_scored = scored.any(axis=1)
   spread = measure.spreads(rewards)
   values = {
     "reward": float(rewards[scored].mean()) if scored.any() else math.nan,
     "pass@1": float(right.mean()),
-    f"pass@{samples}": float(right.any(axis=1).mean()),
+    f"pass@{samples}": float(solved.mean()),
+    "all_correct": float(right.all(axis=1).mean()),
+    "all_wrong": float(1 - solved.mean()),
+    "distinct": float(np.sum(distinct) / max(solved.sum(), 1)),
     "length": float(lengths.mean()),
     "entropy": float(
       np.concatenate([r.entropies for r in rows]).mean(dtype=np.float64)
@@ -238,8 +248,13 @@ def timings(
 
 
 def rollouts(round_: records.Round):
-  for row in round_.own:
+  novelty = round_.novelty if len(round_.novelty) else itertools.repeat(None)
+  for row, new in zip(round_.own, novelty):  # noqa: B905 (repeat has no end)
+    more = {"root": row.root, "prefix": row.prefix} if row.root else {}
+    if new is not None:
+      more["novelty"] = float(new)
     yield {
+      **more,
       "policy": round_.policy,
       "round": round_.number,
       "prompt_id": row.prompt_id,

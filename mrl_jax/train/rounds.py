@@ -12,6 +12,7 @@ from typing import NamedTuple
 from mrl_jax import config as config_lib
 from mrl_jax import records
 from mrl_jax.exchange import codec, inbox, publish, store
+from mrl_jax.explore import explorer
 from mrl_jax.tasks import dataset, verify
 from mrl_jax.train import policy as policy_lib
 
@@ -32,14 +33,13 @@ def take(
   policies: Sequence[policy_lib.Policy],
   order: dataset.Order,
   cursor: Cursor,
-) -> tuple[list[dataset.Problem], dict[str, list[tuple[int, ...]]], Cursor]:
-  """The next prompts that fit every policy, and their ids in each."""
-  problems: list[dataset.Problem] = []
-  contexts: dict[str, list[tuple[int, ...]]] = {p.name: [] for p in policies}
+) -> tuple[dict[str, list[explorer.Slot]], Cursor]:
+  """The next prompts that fit every policy, as each of them renders them."""
+  slots: dict[str, list[explorer.Slot]] = {p.name: [] for p in policies}
   queue, put_off = list(cursor.waiting), []
   position, dropped = cursor.position, cursor.dropped
   seen: set[str] = set()
-  while len(problems) < config.prompts:
+  while len(seen) < config.prompts:
     if not queue:
       queue, position = [position], position + 1
     at = queue.pop(0)
@@ -53,20 +53,17 @@ def take(
     }
     if any(len(i) > config.prompt_limit for i in ids.values()):
       dropped += 1
-      if dropped > 1000 * (len(problems) + 1):
+      if dropped > 1000 * (len(seen) + 1):
         raise config_lib.ConfigError(
           "prompt_limit", config.prompt_limit, "no prompt of the task fits"
         )
       continue
     seen.add(problem.id)
-    problems.append(problem)
     for name, row in ids.items():
-      contexts[name].append(row)
+      slots[name].append(explorer.Slot(problem, at, row))
   waiting = (*queue, *put_off)
-  return (
-    problems,
-    contexts,
-    cursor._replace(position=position, dropped=dropped, waiting=waiting),
+  return slots, cursor._replace(
+    position=position, dropped=dropped, waiting=waiting
   )
 
 
@@ -76,7 +73,7 @@ def judge(
   problems: Sequence[dataset.Problem],
   samples: int,
 ) -> list[records.Rollout]:
-  """The rollouts with their rewards and outcomes."""
+  """The rollouts with their rewards and outcomes, each by its own problem."""
   items = [(row.text, problems[i // samples]) for i, row in enumerate(rows)]
   verdicts = pool.score(items)
   return [

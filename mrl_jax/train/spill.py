@@ -34,6 +34,8 @@ _SCHEMA = pa.schema(
     ("reward", pa.float64()),
     ("outcome", pa.string()),
     ("version", pa.int64()),
+    ("root", pa.string()),
+    ("prefix", pa.int32()),
   ]
 )
 _NAME = re.compile(r"part-(\d{6})\.arrow")

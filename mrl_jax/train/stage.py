@@ -92,13 +92,15 @@ def plan(
 
 
 def _informative(round_: records.Round, samples: int) -> np.ndarray:
-  """Which groups have an advantage, or something of a peer's. [N] bool."""
+  """Which groups have an advantage, a bonus or a peer's rows. [N] bool."""
   rewards = np.asarray([row.reward for row in round_.own])
+  novelty = np.asarray(round_.novelty) if len(round_.novelty) else 0.0
+  new = ((rewards > 0) & (novelty > 0)).reshape(-1, samples).any(1)
   spreads = measure.spreads(rewards.reshape(-1, samples))
   heard = {row.prompt_id for row in round_.extra}
   heard |= {name for name, tally in round_.peers.items() if tally.count}
   names = [row.prompt_id for row in round_.own[::samples]]
-  return (spreads > _TIED) | np.asarray([n in heard for n in names])
+  return (spreads > _TIED) | new | np.asarray([n in heard for n in names])
 
 
 class Stage:
@@ -121,7 +123,7 @@ class Stage:
   @property
   def scored(self) -> bool:
     """Whether the losses compare with log-probs of the stage's start."""
-    return self.policy.recipe.rescore or self.policy.reference is not None
+    return self.policy.recipe.rescore or self.policy.compared
 
   def score(self, params: Any, numbers: Iterable[int]) -> None:
     """Writes what the policy and the reference say for some updates."""
@@ -132,8 +134,8 @@ class Stage:
         found = {}
         if self.policy.recipe.rescore:
           found["old_logprobs"] = self._logprobs(params, batch)
-        if self.policy.reference is not None:
-          found["ref_logprobs"] = self._logprobs(self.policy.reference, batch)
+        if self.policy.compared:
+          found["ref_logprobs"] = self._logprobs(self.policy.initial, batch)
         path = self._path(number)
         np.savez(path.with_suffix(".new.npz"), **jax.device_get(found))
         os.replace(path.with_suffix(".new.npz"), path)
@@ -165,16 +167,20 @@ class Stage:
   def _rows(self, number: int) -> Batch:
     """The rows of an update, filled up with groups of weight 0."""
     samples, groups = self.policy.samples, self.plan.updates[number]
-    rows = [
-      row
-      for group in groups
-      for row in self.round.own[group * samples : (group + 1) * samples]
-    ]
+    rows: list[records.Rollout] = []
+    novelty: list[float] = []
+    for group in groups:
+      chosen = slice(group * samples, (group + 1) * samples)
+      rows += self.round.own[chosen]
+      novelty += list(self.round.novelty[chosen]) or [0.0] * samples
     here = dict.fromkeys(row.prompt_id for row in rows)
     extra = [row for name in here for row in self._extra.get(name, ())]
     for blank in range(self.plan.size - len(groups)):
       rows += [_blank(rows[0], f"blank/{blank}")] * samples
-    return collate.batch(rows, extra, self.round.slots, self.round.peers)
+      novelty += [0.0] * samples
+    return collate.batch(
+      rows, extra, self.round.slots, self.round.peers, novelty
+    )
 
   def _path(self, number: int) -> pathlib.Path:
     return self._folder / f"scores-{number:06d}.npz"

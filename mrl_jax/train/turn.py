@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from mrl_jax import config as config_lib
 from mrl_jax import diagnostics, records
+from mrl_jax.explore import explorer
 from mrl_jax.parallel import lease, offload
 from mrl_jax.tasks import dataset, verify
 from mrl_jax.train import executor, report, rounds, spill
@@ -24,7 +25,10 @@ from mrl_jax.types import Source
 
 States = dict[str, state_lib.TrainState]
 # What is timed; switch: moving the state, planning the updates.
-PHASES = ("generate", "verify", "exchange", "score", "update", "switch")
+PHASES = (
+  *("generate", "verify", "explore", "exchange"),
+  *("score", "update", "switch"),
+)
 
 
 class Hooks(NamedTuple):
@@ -42,6 +46,7 @@ class Run:
   config: config_lib.Config
   policies: list[policy_lib.Policy]
   states: States
+  explored: dict[str, explorer.State]  # of the policies that explore
   order: dataset.Order
   pool: verify.Pool
   exchange: rounds.Exchange
@@ -57,6 +62,8 @@ class Work:
 
   Args:
     policy: the policy.
+    slots: what its groups are about.
+    explored: what its explorer remembers, if it has one.
     folder: where its rollouts and scores wait.
     reports: of the updates it has made already, if the round is resumed.
   """
@@ -64,10 +71,14 @@ class Work:
   def __init__(
     self,
     policy: policy_lib.Policy,
+    slots: Sequence[explorer.Slot],
+    explored: explorer.State | None,
     folder: pathlib.Path,
     reports: Sequence[dict[str, Any]] = (),
   ):
     self.policy = policy
+    self.slots = slots
+    self.explored = explored
     self.devices = [device.id for device in policy.mesh.devices.flat]
     self.shelf = spill.Shelf(folder)
     self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
@@ -83,13 +94,14 @@ class Work:
     return _Clock(self, phase)
 
 
-def act(run_: Run, work: Work, problems, contexts, number: int) -> None:
-  """Generate and verify, part by part; publish.
+def act(run_: Run, work: Work, number: int) -> None:
+  """Generate and verify, part by part; look for what is new; publish.
 
   Parts that are on disk are not generated again. Where the run is to stop,
   it stops between two parts, and `work.round` stays None.
   """
   policy, config = work.policy, run_.config
+  problems = [slot.problem for slot in work.slots]
   size = config.part or len(problems)
   there = work.shelf.parts()
   for part, start in enumerate(range(0, len(problems), size)):
@@ -104,19 +116,34 @@ def act(run_: Run, work: Work, problems, contexts, number: int) -> None:
     if part and run_.stopping():
       return
     chosen = slice(start, start + size)
-    rows = _generate(run_, work, problems[chosen], contexts[chosen], number)
+    rows = _generate(run_, work, work.slots[chosen], number)
     run_.hooks.phase(policy.name, "verify" + _of(part, len(problems) // size))
     with work.clock("verify"):
       rows = rounds.judge(run_.pool, rows, problems[chosen], policy.samples)
     work.shelf.put(part, rows)
   work.round = records.Round(policy.name, number, work.shelf.rows())
+  _explore(run_, work)
   with work.clock("exchange"):
     version = work.round.own[0].version
     told = rounds.tell(run_.exchange, policy, work.round, version)
   work.values.update(told)
 
 
-def _generate(run_: Run, work: Work, problems, contexts, number: int):
+def _explore(run_: Run, work: Work) -> None:
+  """What the policy's explorer makes of the round, if it has one."""
+  policy = work.policy
+  if policy.explorer is None:
+    return
+  run_.hooks.phase(policy.name, "explore")
+  with run_.devices.lease(work.devices), work.clock("explore"):
+    found, work.explored = policy.explorer.observe(
+      work.explored, work.round, work.slots
+    )
+  work.round = work.round._replace(novelty=found.novelty)
+  work.values.update(found.values)
+
+
+def _generate(run_: Run, work: Work, slots, number: int):
   policy = work.policy
   run_.hooks.phase(policy.name, "generate")
   with run_.devices.lease(work.devices):
@@ -126,8 +153,7 @@ def _generate(run_: Run, work: Work, problems, contexts, number: int):
       rows = policy_lib.sample(
         policy.actor,
         state.params,
-        problems,
-        contexts,
+        slots,
         number,
         policy.samples,
         int(state.step),
@@ -142,11 +168,11 @@ def _of(part: int, parts: int) -> str:
   return f" {part + 1}/{parts}" if parts > 1 else ""
 
 
-def study(run_: Run, work: Work, problems, stop: int) -> None:
+def study(run_: Run, work: Work, stop: int) -> None:
   """Listen to the peers, and update until `stop` updates are made."""
   policy, config = work.policy, run_.config
   if work.stage is None:
-    _listen(run_, work, problems)
+    _listen(run_, work)
     with work.clock("switch"):
       plan = stage_lib.plan(
         work.round,
@@ -168,11 +194,12 @@ def study(run_: Run, work: Work, problems, stop: int) -> None:
       put(run_, policy, state)
 
 
-def _listen(run_: Run, work: Work, problems) -> None:
+def _listen(run_: Run, work: Work) -> None:
   policy, config = work.policy, run_.config
   if not policy.recipe.needs:
     return
   run_.hooks.phase(policy.name, "exchange")
+  problems = [slot.problem for slot in work.slots]
   with work.clock("exchange"):
     work.round, published = rounds.listen(
       run_.exchange, policy, work.round, problems, run_.pool

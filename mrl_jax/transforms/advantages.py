@@ -96,6 +96,25 @@ def constant_baseline(
   return apply
 
 
+def add_novelty(
+  weight: float | int, source: rows.Sources = rows.OWN_SAMPLES
+) -> BatchTransform:
+  """A <- A + weight * nu * 1[R > 0], nu being what the host wrote as bonus.
+
+  It stands after the normalisation and is not centred again, so a group
+  whose answers are all right still learns.
+
+  ExTra 2026, https://arxiv.org/abs/2606.24994.
+  """
+
+  def apply(batch: Batch) -> Batch:
+    mine = rows.among(batch, source)
+    worth = jnp.where(batch.rewards > 0, weight * batch.bonus, 0.0)
+    return batch._replace(bonus=jnp.where(mine, worth, batch.bonus))
+
+  return apply
+
+
 def _set(
   batch: Batch, mine: Bool[Array, "B"], advantages: Float[Array, "B"]
 ) -> Batch:

@@ -24,6 +24,26 @@ def clip(
   return apply
 
 
+def add_novelty(
+  weight: float | int, source: rows.Sources = rows.OWN_SAMPLES
+) -> BatchTransform:
+  """R <- R + weight * nu * 1[R > 0], and no bonus.
+
+  The form that a group's normalisation divides and centres again; see
+  `advantages.add_novelty` for the other.
+  """
+
+  def apply(batch: Batch) -> Batch:
+    mine = rows.among(batch, source)
+    worth = jnp.where(batch.rewards > 0, weight * batch.bonus, 0.0)
+    return batch._replace(
+      rewards=batch.rewards + jnp.where(mine, worth, 0.0),
+      bonus=jnp.where(mine, 0.0, batch.bonus),
+    )
+
+  return apply
+
+
 def soft_overlong(
   limit: int, cushion: int, scale: float = 1.0, source: rows.Sources = None
 ) -> BatchTransform:

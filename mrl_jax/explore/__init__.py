@@ -1,0 +1,1 @@
+"""ExTra: what a policy has tried before, and where to try again."""
