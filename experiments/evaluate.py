@@ -5,8 +5,8 @@
 
 The first form takes Hugging Face directories; the second the checkpoints of
 a run, with its task unless another is named. Estimates are unbiased in n
-samples per problem and the intervals are bootstraps over problems. Chain
-arithmetic is scored on its held-out split.
+samples per problem and the intervals are bootstraps over problems. Built-in
+tasks are scored on their held-out split.
 """
 
 import dataclasses
@@ -73,6 +73,9 @@ def report(
     "samples": samples,
     "length": float(np.mean([len(row.tokens) for row in rows])),
     "truncated": float(np.mean([not row.finished for row in rows])),
+    "distinct": float(
+      np.mean([len({row.text for row in g if _right(row)}) for g in groups])
+    ),
     "outcomes": {
       outcome.value: sum(row.outcome == outcome.value for row in rows)
       for outcome in verify.Outcome
@@ -90,6 +93,32 @@ def report(
       [measure.avg_at_k([r.reward for r in g], samples) for g in whole]
     )
   return out
+
+
+def by_difficulty(
+  rows: Sequence[records.Rollout],
+  problems: Sequence[dataset.Problem],
+  samples: int,
+  ks: Sequence[int],
+) -> dict[str, dict[str, float]]:
+  """Mean pass@k of the problems of each difficulty, where they carry one."""
+  found: dict[str, dict[str, list[float]]] = {}
+  for index, problem in enumerate(problems):
+    if "difficulty" not in problem.extra:
+      continue
+    group = rows[index * samples : (index + 1) * samples]
+    right = sum(map(_right, group))
+    here = found.setdefault(str(problem.extra["difficulty"]), {})
+    for k in ks:
+      passed = measure.pass_at_k(samples, right, k)
+      here.setdefault(f"pass@{k}", []).append(passed)
+  return {
+    level: {
+      "problems": len(next(iter(values.values()))),
+      **{name: float(np.mean(value)) for name, value in values.items()},
+    }
+    for level, values in sorted(found.items())
+  }
 
 
 def _right(row: records.Rollout) -> bool:
@@ -141,7 +170,10 @@ def main() -> int:
   with tasks.pool(config, task) as pool:
     for actor, params in _actors(config, values, mesh):
       rows = score(actor, params, problems, pool, config, values.n)
-      results[actor.name] = report(rows, values.n, ks)
+      results[actor.name] = {
+        **report(rows, values.n, ks),
+        "by_difficulty": by_difficulty(rows, problems, values.n, ks),
+      }
   text = json.dumps({"task": task.name, "results": results}, indent=2)
   if values.out:
     pathlib.Path(values.out).write_text(text + "\n")
@@ -177,7 +209,8 @@ def _config(values) -> config_lib.Config:
     )
   fresh = models.located(fresh)
   arguments = fresh.task_arguments()
-  if fresh.task == "chain_arithmetic":
+  if fresh.task in tasks.BUILT_IN:
+    arguments.pop("size", None)  # of the training split
     arguments = {"split": "test", **arguments}
   return dataclasses.replace(fresh, task_args=json.dumps(arguments))
 

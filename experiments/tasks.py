@@ -6,10 +6,18 @@ import sys
 from collections.abc import Sequence
 
 from mrl_jax import config as config_lib
-from mrl_jax.tasks import arithmetic, dataset, files, gym, verifiers, verify
+from mrl_jax.tasks import (
+  arithmetic,
+  countdown,
+  dataset,
+  files,
+  gym,
+  verifiers,
+  verify,
+)
 from mrl_jax.train import policy as policy_lib
 
-BUILT_IN = ("chain_arithmetic",)
+BUILT_IN = {"chain_arithmetic": arithmetic, "countdown": countdown}
 _GYM = "reasoning_gym/"
 _CHECKED = 20_000  # prompts rendered at start to compare with the limit
 _CHECKED_ENDLESS = 200
@@ -24,7 +32,7 @@ def load(config: config_lib.Config) -> dataset.Task:
   name, arguments = config.task, config.task_arguments()
   verifier = _verifier(config)
   if name in BUILT_IN:
-    make, default = arithmetic.make, {"seed": config.seed}
+    make, default = BUILT_IN[name].make, {"seed": config.seed}
   elif name.startswith(_GYM):
     make = _gym(name.removeprefix(_GYM))
     default = {"seed": config.seed}

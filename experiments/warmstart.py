@@ -1,6 +1,6 @@
 """Makes a tiny policy: random weights, then supervised on task solutions.
 
-  python -m experiments.warmstart --tokenizer=char --out=DIR
+  python -m experiments.warmstart --tokenizer=char --out=DIR [--task=countdown]
 
 It is the training step of the library with another recipe: the loss is minus
 the log-prob of the solution's tokens, EOS included. The learning rate stays
@@ -10,7 +10,11 @@ out of; one that was trained at a rate also bears it.
 """
 
 import dataclasses
+import json
 import pathlib
+import types
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,7 +22,7 @@ from absl import flags
 from rich import progress as rich_progress
 
 from experiments import flags as flags_lib
-from experiments import tokenizers
+from experiments import tasks, tokenizers
 from mrl_jax import collate, losses, records
 from mrl_jax import config as config_lib
 from mrl_jax.model import hf, transformer
@@ -57,8 +61,22 @@ class Recipe:
   mlp: int = 256
 
 
-def make(kind: str, out: pathlib.Path, recipe: Recipe) -> list[float]:
-  """Writes the policy to `out`; returns the loss of every step."""
+def make(
+  kind: str,
+  out: pathlib.Path,
+  recipe: Recipe,
+  task: types.ModuleType = arithmetic,
+  arguments: Mapping[str, Any] | None = None,
+) -> list[float]:
+  """Writes the policy to `out`; returns the loss of every step.
+
+  Args:
+    kind: of tokenizer, one of KINDS.
+    out: a folder.
+    recipe: how it is trained.
+    task: the module of a built-in task.
+    arguments: of the task's `make`.
+  """
   tokenizers.write(out, KINDS[kind]())
   tokenizer = tokenizer_lib.load(out)
   model = transformer.make(
@@ -85,11 +103,16 @@ def make(kind: str, out: pathlib.Path, recipe: Recipe) -> list[float]:
     allowed=tokenizer.allowed(model.spec.vocab),
     distribution=Distribution(),
   )
-  task = arithmetic.make(seed=recipe.seed + 1)
+  problems = task.make(**{"seed": recipe.seed + 1, **(arguments or {})})
   values = []
   with jax.set_mesh(mesh):
     for step in rich_progress.track(range(recipe.steps), description=kind):
-      rows = _batch(task, tokenizer, step, recipe.batch)
+      chosen = range(step * recipe.batch, (step + 1) * recipe.batch)
+      pairs = [
+        (problem, task.solution(problem))
+        for problem in map(problems.problem, chosen)
+      ]
+      rows = _batch(pairs, tokenizer)
       state, report = update(state, rows, 1)
       values.append(float(report["loss"]))
       if len(values) >= 50 and np.mean(values[-50:]) < recipe.until:
@@ -120,11 +143,10 @@ def model_config(
   }
 
 
-def _batch(task, tokenizer, step: int, size: int) -> Batch:
+def _batch(pairs, tokenizer) -> Batch:
   rows = []
-  for index in range(step * size, (step + 1) * size):
-    problem = task.problem(index)
-    ids = tokenizer.encode(arithmetic.solution(problem))
+  for problem, solution in pairs:
+    ids = tokenizer.encode(solution)
     tokens = np.asarray([*ids, tokenizer.eos_ids[0]], np.int32)
     nothing = np.zeros(len(tokens), np.float32)
     rows.append(
@@ -137,7 +159,7 @@ def _batch(task, tokenizer, step: int, size: int) -> Batch:
         logprobs=nothing,
         entropies=nothing,
         finished=True,
-        text=problem.answer,
+        text=solution,
         answer=problem.answer,
         reward=1.0,
         outcome="correct",
@@ -154,7 +176,14 @@ def main() -> int:
   recipe = Recipe(
     **{f.name: values[f.name].value for f in dataclasses.fields(Recipe)}
   )
-  found = make(values.tokenizer, out, recipe)
+  try:
+    arguments = json.loads(values.task_args)
+    task = tasks.BUILT_IN[values.task]
+    found = make(values.tokenizer, out, recipe, task, arguments)
+  except (ValueError, TypeError) as error:
+    raise config_lib.ConfigError(
+      "task_args", values.task_args, str(error)
+    ) from None
   print(f"{out}: loss {found[0]:.3f} -> {np.mean(found[-20:]):.3f}")
   return 0
 
@@ -162,6 +191,8 @@ def main() -> int:
 if __name__ == "__main__":
   flags.DEFINE_enum("tokenizer", "char", sorted(KINDS), "Which tokenizer.")
   flags.DEFINE_string("out", None, "Folder to write.", required=True)
+  flags.DEFINE_enum("task", "chain_arithmetic", [*tasks.BUILT_IN], "Which.")
+  flags.DEFINE_string("task_args", "{}", "Its arguments, as a JSON object.")
   flags.DEFINE_enum("family", "llama", FAMILIES, "The architecture.")
   for field in dataclasses.fields(Recipe)[1:]:
     is_float = isinstance(field.default, float)

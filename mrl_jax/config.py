@@ -60,8 +60,8 @@ class Config:
 
   task: str = _field(
     "chain_arithmetic",
-    "chain_arithmetic, reasoning_gym/NAME, or a .jsonl or .parquet file "
-    "with prompt and answer columns.",
+    "chain_arithmetic, countdown, reasoning_gym/NAME, or a .jsonl or .parquet "
+    "file with prompt and answer columns.",
   )
   task_args: str = _field("{}", "Arguments of the task, as a JSON object.")
   verifier: str = _field(
