@@ -21,6 +21,7 @@ import matplotlib.figure
 import matplotlib.ticker
 import numpy as np
 
+from experiments import panels as panels_lib
 from mrl_jax.train import metrics
 
 # Told apart by all common kinds of colour blindness: Okabe and Ito, 2008,
@@ -28,57 +29,6 @@ from mrl_jax.train import metrics
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)))
 INK, FAINT = "#333333", "#8A8A8A"
-
-
-class Panel(NamedTuple):
-  """What one panel shows."""
-
-  title: str
-  unit: str  # of the vertical axis
-  keys: str  # pattern of the metrics drawn, one kind of dash for each
-  limits: tuple[float | None, float | None] = (None, None)
-
-
-PANELS = (
-  Panel("Reward", "mean per completion", r"reward"),
-  Panel("Solved", "share of prompts", r"pass@\d+", (0, 1)),
-  Panel("Completion length", "tokens", r"length", (0, None)),
-  Panel("Entropy", "nats per token", r"entropy", (0, None)),
-  Panel("KL to the sampling policy", "nats per token (k3)", r"kl"),
-  Panel("KL to the reference", "nats per token (k3)", r"ref_kl"),
-  Panel("Clipped", "share of tokens", r"clip_(low|high)", (0, None)),
-  Panel("Effective sample size", "share of tokens", r"ess", (None, 1)),
-  Panel("Largest log-ratio", "nats", r"log_ratio_max", (0, None)),
-  Panel("Gradient norm", "L2, before clipping", r"grad_norm", (0, None)),
-  Panel("Loss", "objective", r"loss"),
-  Panel("Vetoed", "share of tokens, of rows", r"veto(_rows)?", (0, None)),
-  Panel("Staleness", "updates since generation", r"staleness", (0, None)),
-  Panel("Groups without signal", "share of groups", r"degenerate", (0, 1)),
-  Panel("Truncated", "share of completions", r"truncated", (0, 1)),
-  Panel("Unscored", "completions per round", r"unscored", (0, None)),
-  Panel("Skipped updates", "since the start", r"skipped", (0, None)),
-  Panel("Weights of peers' chunks", "chi-square", r"peer/chi2", (0, None)),
-  Panel(
-    "Peers' chunks that are not one to one", "share", r"peer/split", (0, 1)
-  ),
-  Panel(
-    "Exchange", "records per round", r"exchange/(admitted|refused)", (0, None)
-  ),
-  Panel(
-    "Rescue set", "share of prompts", r"rescue/(share|expected)", (0, None)
-  ),
-  Panel("Rescued answers", "nats per token", r"rescue/nll", (0, None)),
-  Panel("Baseline moved by peers", "reward", r"values/shift(_size)?"),
-)
-# Panels that say something only when they are not 0 throughout.
-WHEN_NOT_ZERO = (
-  "unscored",
-  "skipped",
-  "truncated",
-  "veto",
-  "veto_rows",
-  "staleness",
-)
 
 
 class Curve(NamedTuple):
@@ -126,7 +76,7 @@ def smooth(values: np.ndarray) -> np.ndarray:
   return np.where(known, total / np.where(known, weight, 1.0), np.nan)
 
 
-def panels(data: Sequence[Curve]) -> list[tuple[Panel, list[str]]]:
+def panels(data: Sequence[Curve]) -> list[tuple[panels_lib.Panel, list[str]]]:
   """The panels there is something to show in, with their metrics.
 
   Metrics of one source of rows, as in "peer/clip_low", get their own panels.
@@ -136,13 +86,13 @@ def panels(data: Sequence[Curve]) -> list[tuple[Panel, list[str]]]:
     for curve in data
     for key, column in curve.values.items()
     if np.isfinite(column).any()
-    and (key not in WHEN_NOT_ZERO or np.nanmax(np.abs(column)) > 0)
+    and (key not in panels_lib.WHEN_NOT_ZERO or np.nanmax(np.abs(column)) > 0)
     and not key.startswith("stale/")  # the plot of updates shows these
   }
   prefixes = sorted({key.rpartition("/")[0] for key in present})
   result = []
   for prefix in prefixes:
-    for panel in PANELS:
+    for panel in panels_lib.PANELS:
       pattern = re.escape(f"{prefix}/" if prefix else "") + panel.keys
       keys = [key for key in present if re.fullmatch(pattern, key)]
       if keys:
@@ -227,7 +177,7 @@ def _order(key: str) -> tuple[str, int]:
 
 def _draw(
   axes: matplotlib.axes.Axes,
-  panel: Panel,
+  panel: panels_lib.Panel,
   keys: Sequence[str],
   data: Sequence[Curve],
 ) -> None:

@@ -126,6 +126,10 @@ def _facts(record: Mapping[str, Any], outcome: str) -> str:
   ):
     if record.get(key) is not None:
       facts.append(f"{name} {record[key]:.3f}")
+  if record.get("novelty") is not None:
+    facts.append(f"novelty {record['novelty']:.3f}")
+  if record.get("prefix"):
+    facts.append(f"continues {record['prefix']} tokens")
   if record.get("finish"):
     facts.append(f"finish {record['finish']}")
   return " · ".join(facts)

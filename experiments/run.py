@@ -123,6 +123,7 @@ def _finish(config, workdir, policies, states, finished) -> None:
   for path in paths:
     print(f"plot: {path}")
   summary.table(summary.summary(workdir))
+  summary.exploration(workdir)
   summary.phases(workdir)
 
 

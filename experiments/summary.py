@@ -151,6 +151,51 @@ def phases(workdir: str | os.PathLike[str], file: TextIO | None = None) -> None:
     ).print(grid)
 
 
+# What exploring policies did: title, key, format; means over their rounds
+# but for the last, which stands at the end.
+EXPLORED = (
+  ("novelty", "explore/novelty", ".4f"),
+  ("p90", "explore/novelty_p90", ".4f"),
+  ("distinct right", "distinct", ".2f"),
+  ("all right", "all_correct", ".3f"),
+  ("all wrong", "all_wrong", ".3f"),
+  ("hard", "explore/hard", ".1f"),
+  ("continued", "explore/regenerated", ".1f"),
+  ("parents' pass", "explore/parent_pass", ".3f"),
+  ("continued pass", "explore/regenerated_pass", ".3f"),
+  ("queue age", "explore/queue_age", ".1f"),
+  ("queue", "explore/queue", ".0f"),
+)
+
+
+def exploration(
+  workdir: str | os.PathLike[str], file: TextIO | None = None
+) -> None:
+  """Prints what the policies that explore found; nothing if none does."""
+  file = sys.stdout if file is None else file
+  records = metrics.read(pathlib.Path(workdir) / "metrics.jsonl")
+  mine = [r for r in records if any(k.startswith("explore/") for k in r)]
+  if not mine:
+    return
+  terminal = progress.screen(file) == "live"
+  grid = rich.table.Table(
+    box=rich.box.SIMPLE_HEAD if terminal else rich.box.ASCII2
+  )
+  grid.add_column("policy", no_wrap=True)
+  for title, _, _ in EXPLORED:
+    grid.add_column(title, justify="right")
+  for policy in dict.fromkeys(record["policy"] for record in mine):
+    rows = [record for record in mine if record["policy"] == policy]
+    cells = []
+    for _, key, form in EXPLORED:
+      value = rows[-1].get(key) if key == "explore/queue" else _mean(rows, key)
+      cells.append(progress.cell(value, form))
+    grid.add_row(rich.text.Text(policy, style="bold"), *cells)
+  rich.console.Console(
+    file=file, width=None if terminal else 140, force_terminal=terminal
+  ).print(grid)
+
+
 def _change(first: float | None, last: float | None) -> str:
   if first is None or last is None:
     return "-"

@@ -9,9 +9,7 @@ from mrl_jax.tasks import countdown, dataset, verify
 PROBLEM = dataset.Problem("c", "3,5,2=13;", "3+5*2")
 
 
-@pytest.mark.parametrize(
-  "text", ["3+5*2", "5*2+3", "2*5+3", " 3+2*5\n", "3+5*2"]
-)
+@pytest.mark.parametrize("text", ["3+5*2", "5*2+3", "2*5+3", " 3+2*5\n"])
 def test_right(text):
   assert countdown.check(text, PROBLEM)
 
@@ -45,7 +43,7 @@ def test_wrong(text):
 
 def test_values_follow_precedence():
   for text in ("2-3*4+1", "2*3*4-5", "7", "1-1-1", "9*9-8*7+6", "10-2*5"):
-    assert countdown.value(text) == eval(text)  # noqa: S307 (ours)
+    assert countdown.value(text) == eval(text)
 
 
 @pytest.mark.parametrize("split", countdown.SPLITS)
@@ -72,7 +70,7 @@ def test_solutions_are_all_there_are():
     for order in itertools.permutations(map(str, numbers)):
       for signs in itertools.product("+-*", repeat=len(numbers) - 1):
         text = "".join(map("".join, zip(order, (*signs, ""), strict=True)))
-        if eval(text) == target:  # noqa: S307 (ours)
+        if eval(text) == target:
           expected.add(text)
     found = list(countdown.solutions(problem))
     assert len(found) == len(set(found))

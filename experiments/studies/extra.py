@@ -65,7 +65,6 @@ _COMMON = (
   "--rounds=64",
   "--prompts=64",
   "--samples=16",
-  "--prompt_limit=32",
   "--lr=2e-4",
   "--lr_warmup=5",
   "--clip_norm=1.0",
@@ -77,7 +76,9 @@ _COMMON = (
   "--regenerate_slots=8",
   "--regenerate_warmup=4",
 )
+START = "start"  # the warm start itself, which is not trained
 ARMS = {
+  START: (),
   "grpo": ("--recipe=grpo",),
   "novelty": ("--recipe=novelty",),
   "regenerate": ("--recipe=regenerate",),
@@ -105,23 +106,31 @@ def pipeline(
     f"--seed={seed}",
     f"--out={start}",
   ]
+  made = jobs_lib.Job(words, start / "model.safetensors")
+  about = [
+    f"--task={what.name}",
+    f"--task_args={json.dumps(what.arguments)}",
+    f"--completion_limit={what.limit}",
+    "--prompt_limit=32",
+    f"--seed={seed}",
+  ]
+  score = ["experiments.evaluate", *HELD_OUT, f"--out={run / 'eval.json'}"]
+  if arm == START:
+    score += [f"--policies={start}", *about]
+    return [made, jobs_lib.Job(score, run / "eval.json")]
   train = [
     "experiments.run",
     *_COMMON,
     *ARMS[arm],
+    *about,
     f"--workdir={run}",
     f"--policies={start}",
-    f"--task={what.name}",
-    f"--task_args={json.dumps(what.arguments)}",
-    f"--completion_limit={what.limit}",
-    f"--seed={seed}",
     *more,
   ]
-  score = ["experiments.evaluate", f"--run={run}", *HELD_OUT]
   return [
-    jobs_lib.Job(words, start / "model.safetensors"),
+    made,
     jobs_lib.Job(train, run / "export" / "char" / "model.safetensors"),
-    jobs_lib.Job([*score, f"--out={run / 'eval.json'}"], run / "eval.json"),
+    jobs_lib.Job([*score, f"--run={run}"], run / "eval.json"),
   ]
 
 
@@ -171,13 +180,18 @@ def collect(
 
 def _read(folder: pathlib.Path) -> dict[str, Any]:
   scores = json.loads((folder / "eval.json").read_text())["results"]["char"]
+  found = {
+    **{f"pass@{k}": scores[f"pass@{k}"]["mean"] for k in KS},
+    "distinct_right": scores["distinct"],
+    "by_difficulty": scores["by_difficulty"],
+  }
+  if folder.name == START:
+    return {**found, "entropy": None, "explored": {}}
   rounds = metrics.read(folder / "metrics.jsonl")
   times = metrics.read(folder / "timings.jsonl")
   keys = sorted({k for r in rounds for k in r if k.startswith("explore/")})
   return {
-    **{f"pass@{k}": scores[f"pass@{k}"]["mean"] for k in KS},
-    "distinct_right": scores["distinct"],
-    "by_difficulty": scores["by_difficulty"],
+    **found,
     "curve": [round(r["pass@1"], 4) for r in rounds],
     "explored": {key: _mean(rounds, key) for key in keys},
     "all_wrong": _mean(rounds[-8:], "all_wrong"),

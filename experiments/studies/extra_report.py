@@ -12,6 +12,7 @@ from experiments.studies import mu_grpo_report, mutual_report
 
 BASE = "grpo"
 NAMES = {
+  "start": "the warm start",
   "grpo": "GRPO",
   "novelty": "novelty",
   "regenerate": "regeneration",
@@ -135,7 +136,7 @@ def figure(results: dict[str, Any], path: pathlib.Path) -> pathlib.Path:
     figsize=(5.6 * len(tasks), 4.2), layout="constrained"
   )
   grid = canvas.subplots(1, len(tasks), squeeze=False, sharey=True)[0]
-  arms = [arm for arm in _arms(results) if arm != BASE]
+  arms = [arm for arm in _arms(results) if arm not in (BASE, "start")]
   for axes, task in zip(grid, tasks, strict=True):
     _gains(axes, results, task, arms)
     axes.set_title(task, loc="left", fontsize=11, color=plots.INK)

@@ -6,8 +6,8 @@ hard. A `State` never changes: `observe` returns the next one, which is kept
 once the round is over, so a round that is resumed sees what it saw before.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -180,7 +180,9 @@ def _response(row: records.Rollout) -> encoder.Response:
   return encoder.Response(row.context[:start], tokens, row.text)
 
 
-def pack(state: State) -> tuple[dict, dict[str, dict[str, np.ndarray]]]:
+def pack(
+  state: State,
+) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
   """JSON values and arrays from which `unpack` makes the same again."""
   plain: dict = {"queue": state.queue.pack()}
   arrays: dict[str, dict[str, np.ndarray]] = {}
@@ -195,8 +197,8 @@ def pack(state: State) -> tuple[dict, dict[str, dict[str, np.ndarray]]]:
 
 def unpack(
   start: State,
-  plain: dict,
-  arrays: dict[str, dict[str, np.ndarray]],
+  plain: Mapping[str, Any],
+  arrays: Mapping[str, Mapping[str, Any]],
   problem_at: Callable[[int], dataset.Problem],
 ) -> State:
   """The state that was packed.

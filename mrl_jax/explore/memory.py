@@ -7,7 +7,7 @@ has not been pushed to for longest goes first.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,7 +53,7 @@ class Memory(NamedTuple):
     there = [len(self.entries.get(name, ())) >= count for name in names]
     return np.asarray(there, bool)
 
-  def pack(self) -> tuple[dict, dict[str, np.ndarray]]:
+  def pack(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """JSON values and arrays from which `unpack` makes the same again."""
     counts = [len(rows) for rows in self.entries.values()]
     plain = {"ids": list(self.entries), "counts": counts}
@@ -62,7 +62,9 @@ class Memory(NamedTuple):
     # Orbax keeps no empty array: without entries there is none.
     return plain, {"rows": np.concatenate(rows)} if rows else {}
 
-  def unpack(self, plain: dict, arrays: Mapping[str, np.ndarray]) -> "Memory":
+  def unpack(
+    self, plain: Mapping[str, Any], arrays: Mapping[str, Any]
+  ) -> "Memory":
     """This memory's bounds with the entries that `pack` was given.
 
     Raises:

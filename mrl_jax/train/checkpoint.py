@@ -96,12 +96,12 @@ class Checkpoints:
       for name, target in targets.items()
     }
     items["host"] = ocp.args.JsonRestore()
-    there = (self._manager.item_metadata(number_) or {}).get(_MEMORIES)
-    if there is not None:
+    if (self._manager.directory / str(number_) / _MEMORIES).exists():
       items[_MEMORIES] = ocp.args.StandardRestore()
     found = self._manager.restore(number_, args=ocp.args.Composite(**items))
     states = {name: state_lib.TrainState(**found[name]) for name in targets}
-    return states, found["host"], found.get(_MEMORIES) or {}
+    memories = found[_MEMORIES] if _MEMORIES in items else {}
+    return states, found["host"], memories
 
   def wait(self) -> None:
     """Waits for what is being written."""
