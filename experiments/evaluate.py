@@ -12,7 +12,7 @@ tasks are scored on their held-out split.
 import dataclasses
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -54,8 +54,19 @@ def score(
     explorer.Slot(problem, at, policy_lib.render(actor, problem.prompt, config))
     for at, problem in enumerate(problems)
   ]
+  return draw(actor, params, slots, pool, samples)
+
+
+def draw(
+  actor: policy_lib.Actor,
+  params: Any,
+  slots: Sequence[explorer.Slot],
+  pool: verify.Pool,
+  samples: int,
+) -> list[records.Rollout]:
+  """`samples` verified rollouts for each slot, whose ids are their seeds."""
   rows = policy_lib.sample(actor, params, slots, 2**32 + _ROUND, samples)
-  return rounds.judge(pool, rows, problems, samples)
+  return rounds.judge(pool, rows, [slot.problem for slot in slots], samples)
 
 
 def report(
@@ -117,8 +128,12 @@ def by_difficulty(
       "problems": len(next(iter(values.values()))),
       **{name: float(np.mean(value)) for name, value in values.items()},
     }
-    for level, values in sorted(found.items())
+    for level, values in sorted(found.items(), key=_length_first)
   }
+
+
+def _length_first(pair):
+  return len(pair[0]), pair[0]  # 10 comes after 9
 
 
 def _right(row: records.Rollout) -> bool:
@@ -156,7 +171,7 @@ def table(results: dict[str, dict[str, Any]]) -> None:
 
 def main() -> int:
   values = flags.FLAGS
-  config = _config(values)
+  config = configured(values)
   ks = _ks(values.k, values.n)
   if config.cpu_devices:
     jax.config.update("jax_num_cpu_devices", config.cpu_devices)
@@ -168,7 +183,7 @@ def main() -> int:
   problems = [task.problem(index) for index in range(count)]
   results = {}
   with tasks.pool(config, task) as pool:
-    for actor, params in _actors(config, values, mesh):
+    for actor, params in actors(config, values, mesh):
       rows = score(actor, params, problems, pool, config, values.n)
       results[actor.name] = {
         **report(rows, values.n, ks),
@@ -194,9 +209,11 @@ def _ks(given: Sequence[str], samples: int) -> list[int]:
   return ks
 
 
-def _config(values) -> config_lib.Config:
+def configured(
+  values: flags.FlagValues, fields: Sequence[str] = FIELDS
+) -> config_lib.Config:
   """From a run's folder, or from the flags; then the held-out task."""
-  given = {name: values[name] for name in FIELDS if values[name].present}
+  given = {name: values[name] for name in fields if values[name].present}
   if values.run:
     path = pathlib.Path(values.run) / "config.json"
     if not path.exists():
@@ -205,7 +222,7 @@ def _config(values) -> config_lib.Config:
     fresh = flags_lib.config(given, config)
   else:
     fresh = flags_lib.config(
-      FIELDS, config_lib.Config(workdir=".", policies=("-",))
+      fields, config_lib.Config(workdir=".", policies=("-",))
     )
   fresh = models.located(fresh)
   arguments = fresh.task_arguments()
@@ -215,7 +232,10 @@ def _config(values) -> config_lib.Config:
   return dataclasses.replace(fresh, task_args=json.dumps(arguments))
 
 
-def _actors(config, values, mesh):
+def actors(
+  config: config_lib.Config, values: flags.FlagValues, mesh: jax.sharding.Mesh
+) -> Iterator[tuple[policy_lib.Actor, Any]]:
+  """The policies of directories or of a checkpoint, one at a time."""
   if not values.run:
     for number in range(len(config.policies)):
       yield policy_lib.load_actor(config, number, mesh, values.n)
@@ -227,25 +247,30 @@ def _actors(config, values, mesh):
       number = checkpoint.number(values.round)
     if number is None:
       raise config_lib.ConfigError("run", values.run, "has no checkpoint")
-    targets, actors = {}, []
+    targets, found = {}, []
     for policy in range(len(config.policies)):
       actor, params = policy_lib.load_actor(config, policy, mesh, values.n)
       optimizer = policy_lib.make_optimizer(config, policy)
       shardings = state_lib.of(optimizer, params, mesh)
       state = state_lib.init(optimizer, params, mesh)
       targets[actor.name] = state_lib.abstract(state, shardings)
-      actors.append(actor)
+      found.append(actor)
     states, *_ = checkpoints.restore(number, targets)
-  for actor in actors:
+  for actor in found:
     yield actor, states[actor.name].params
 
 
-if __name__ == "__main__":
-  flags_lib.define(FIELDS)
+def define(fields: Sequence[str] = FIELDS) -> None:
+  """Defines the flags that `configured` and `actors` read."""
+  flags_lib.define(fields)
   flags.DEFINE_string("run", "", "Folder of a run whose checkpoint to score.")
   flags.DEFINE_integer("round", None, "Which checkpoint; default: the last.")
   flags.DEFINE_integer("problems", 200, "Most problems scored.", 1)
   flags.DEFINE_integer("n", 16, "Samples per problem.", 1)
+
+
+if __name__ == "__main__":
+  define()
   flags.DEFINE_list("k", [], "The k of pass@k and maj@k; default: 1,4,n.")
   flags.DEFINE_string("out", "", "Also write the JSON result here.")
   flags_lib.run(main)

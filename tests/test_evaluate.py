@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from experiments import evaluate
+from mrl_jax.tasks import dataset
 from tests import runs, test_collate
 
 
@@ -41,6 +42,9 @@ def test_a_checkpoint_and_its_export_score_the_same(finished, tmp_path):
   assert result["problems"] == 6
   assert sum(result["outcomes"].values()) == 24
   assert {"pass@1", "pass@4", "maj@4", "avg@4"} <= set(result)
+  assert result["by_difficulty"]["1"]["problems"] == 6
+  pass_at_1 = result["by_difficulty"]["1"]["pass@1"]
+  assert pass_at_1 == pytest.approx(result["pass@1"]["mean"])
 
 
 def test_more_of_k_than_samples_is_refused_in_one_line(finished):
@@ -70,3 +74,43 @@ def test_estimates_are_unbiased_and_leave_unscored_problems_out():
   assert found["pass@1"]["mean"] == pytest.approx(0.25)
   assert found["pass@4"]["mean"] == 1.0
   assert found["maj@4"]["mean"] == 0.0
+
+
+def answered(text, outcome="correct"):
+  return test_collate.rollout([1])._replace(outcome=outcome, text=text)
+
+
+def test_a_right_text_counts_once_in_a_problem_and_a_wrong_one_never():
+  rows = [
+    *(
+      answered("1+2"),
+      answered("2+1"),
+      answered("1+2"),
+      answered("3", "wrong"),
+    ),
+    *(answered("4", "wrong"), answered("1+2"), answered("5", "wrong")),
+    answered("4", "wrong"),
+  ]
+  assert evaluate.report(rows, 4, [1])["distinct"] == pytest.approx(1.5)
+
+
+def test_scores_are_told_apart_by_difficulty():
+  problems = [
+    dataset.Problem("a", "", "", {"difficulty": 3}),
+    dataset.Problem("b", "", ""),
+    dataset.Problem("c", "", "", {"difficulty": 10}),
+    dataset.Problem("d", "", "", {"difficulty": 3}),
+  ]
+  rights = [(1, 1), (1, 1), (0, 0), (1, 0)]
+  rows = [
+    answered("x", "correct" if right else "wrong")
+    for group in rights
+    for right in group
+  ]
+  found = evaluate.by_difficulty(rows, problems, 2, [1, 2])
+  assert list(found) == ["3", "10"]
+  assert found == {
+    "3": {"problems": 2, "pass@1": 0.75, "pass@2": 1.0},
+    "10": {"problems": 1, "pass@1": 0.0, "pass@2": 0.0},
+  }
+  assert not evaluate.by_difficulty(rows[2:4], problems[1:2], 2, [1])

@@ -229,6 +229,7 @@ def main() -> int:
   print(extra_report.table(results))
   print(extra_report.by_difficulty(results))
   print(extra_report.explored(results))
+  print(extra_report.phases(results))
   return 0
 
 

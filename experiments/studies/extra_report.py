@@ -30,8 +30,8 @@ def by_seed(
   """One number per seed."""
   return {
     run["seed"]: run[key]
-    for run in results["runs"]
-    if (run["task"], run["arm"]) == (task, arm) and run[key] is not None
+    for run in _of(results, task, arm)
+    if run[key] is not None
   }
 
 
@@ -98,9 +98,7 @@ def explored(results: dict[str, Any]) -> str:
     "|---|---|" + "---|" * (len(keys) + 1),
   ]
   for task, arm in _pairs(results):
-    mine = [
-      run for run in results["runs"] if (run["task"], run["arm"]) == (task, arm)
-    ]
+    mine = _of(results, task, arm)
     if not any(run["explored"] for run in mine):
       continue
     cells = [task, NAMES[arm]]
@@ -116,8 +114,35 @@ def explored(results: dict[str, Any]) -> str:
   return "\n".join(lines)
 
 
+def phases(results: dict[str, Any]) -> str:
+  """Markdown: CPU seconds of a run's phases, compilation included.
+
+  Medians over seeds: the first run of an arm compiles, which others read.
+  """
+  lines: list[str] = []
+  for task, arm in _pairs(results):
+    mine = [run["cpu"] for run in _of(results, task, arm) if "cpu" in run]
+    if not mine:
+      continue
+    names = list(mine[0])
+    if not lines:
+      lines.append(f"| task | arm | {' | '.join(names)} | all |")
+      lines.append(f"|---|---|{'---|' * (len(names) + 1)}")
+    spent = [np.median([run[name] for run in mine]) for name in names]
+    spent.append(np.median([sum(run.values()) for run in mine]))
+    cells = [task, NAMES[arm], *(f"{seconds:.1f}" for seconds in spent)]
+    lines.append(f"| {' | '.join(cells)} |")
+  return "\n".join(lines)
+
+
 def _cell(values, sign: str = "", digits: int = 3) -> str:
   return mu_grpo_report.cell(list(values), sign, digits)
+
+
+def _of(results: dict[str, Any], task: str, arm: str) -> list[dict[str, Any]]:
+  return [
+    run for run in results["runs"] if (run["task"], run["arm"]) == (task, arm)
+  ]
 
 
 def _arms(results: dict[str, Any]) -> list[str]:
