@@ -81,7 +81,8 @@ def make(
   head = parent.prefix if parent else ()
   tokens = (*head, *row.tokens.tolist())
   before = np.asarray(parent.entropies if parent else (), np.float32)
-  pieces = [decode([token]) for token in tokens]
+  lines = rule.boundary == "lines"  # else no piece is looked at
+  pieces = [decode([token]) if lines else "" for token in tokens]
   places = prefixes.boundaries(pieces, row.finished, rule, len(head))
   if rule.choice != "restart" and not places:
     return "no_cut"

