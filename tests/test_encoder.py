@@ -445,7 +445,8 @@ def test_equal_rows_are_computed_once(kind, small, monkeypatch):
   embedder, seen = shapes(kind, small, monkeypatch)
   rows = responses(3)
   found = embedder.embed([rows[i % 3] for i in range(50)])
-  assert [count for count, _ in seen] == [4]
+  # Each of the three has a prompt of its own, which `pooled` reads four of.
+  assert [count for count, _ in seen] == [16 if kind == "pooled" else 4]
   np.testing.assert_array_equal(found, found[np.arange(50) % 3])
 
 
@@ -460,7 +461,7 @@ def test_rows_are_spread_over_the_devices(kind, small, monkeypatch):
     meshes.append(jax.sharding.get_abstract_mesh().shape)
 
   spied(kind, small, monkeypatch, look, mesh).embed(responses(8))
-  assert [rows for rows, _ in parts] == [2]
+  assert [rows for rows, _ in parts] == [8 if kind == "pooled" else 2]
   # A decoder's own annotations need the mesh.
   assert kind == "sentence" or meshes == [mesh.shape]
 
@@ -471,9 +472,9 @@ def test_few_shapes_are_compiled(kind, small, monkeypatch):
   for seed in range(3):
     embedder.embed(responses(16 + seed, seed))
   # Whole calls, and what is left: a power of two of the shortest.
-  assert {count for count, _ in seen} <= {1, 2, 8}
-  assert len(seen) <= 6
-  assert {width for _, width in seen} <= {8, 12, 16}
+  assert {count for count, _ in seen} <= {1, 2, 4, 8}
+  assert len(seen) <= 8
+  assert {width for _, width in seen} <= {4, 8, 12, 16}
 
 
 def test_rows_of_a_call():
@@ -547,8 +548,9 @@ def test_an_empty_prompt_is_refused():
 def test_long_completions_come_in_smaller_calls(monkeypatch):
   embedder, seen = shapes("pooled", None, monkeypatch, rows=4)
   ids = np.arange(1000) % 16
-  rows = [encoder.Response([1], ids[:n], "") for n in (1000, 999, 5, 4, 3)]
+  lengths = (1000, 999, 998, 997, 3, 2)
+  rows = [encoder.Response([1], ids[:n], "") for n in lengths]
   found = embedder.embed(rows)
-  assert seen == [(1, 1024), (4, 8)]
-  close(found[[2]], embedder.embed(rows[2:3]))
+  assert seen == [(4, 1024), (4, 4)]
+  close(found[[4]], embedder.embed(rows[4:5]))
   assert np.isfinite(found).all()
