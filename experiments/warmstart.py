@@ -77,8 +77,8 @@ def make(
     task: the module of a built-in task.
     arguments: of the task's `make`.
   """
-  tokenizers.write(out, KINDS[kind]())
-  tokenizer = tokenizer_lib.load(out)
+  tokenizers.write(str(out), KINDS[kind]())
+  tokenizer = tokenizer_lib.load(str(out))
   model = transformer.make(
     dataclasses.replace(
       spec_lib.from_config(model_config(tokenizer, recipe)), remat="dots"

@@ -3,8 +3,8 @@
   python -m experiments.studies.extra --out=runs/extra
 
 From one warm start per seed and task, with equal samples and updates: GRPO;
-the novelty bonus; prefix regeneration; both; and the controls of the latter:
-a random prefix, the prefix of highest entropy, and the hard prompt again
+the novelty bonus, and a louder one; prefix regeneration; both; and controls: a
+random prefix, the prefix of highest entropy, and the hard prompt again
 from its start, all in the same slots. The tasks are chain arithmetic of 4 to
 8 operations, whose answer is one, and countdown with 3 to 5 numbers, whose
 right answers are many. Measured on held-out problems: pass@1, pass@4 and
@@ -81,6 +81,9 @@ ARMS = {
   START: (),
   "grpo": ("--recipe=grpo",),
   "novelty": ("--recipe=novelty",),
+  # Answers of a dozen characters are all near one another: the usual weight
+  # adds a thousandth to an advantage.
+  "loud": ("--recipe=novelty", "--novelty_weight=30"),
   "regenerate": ("--recipe=regenerate",),
   "both": ("--recipe=extra",),
   "random": ("--recipe=regenerate", "--regenerate=random"),

@@ -15,6 +15,7 @@ NAMES = {
   "start": "the warm start",
   "grpo": "GRPO",
   "novelty": "novelty",
+  "loud": "novelty, weight 30",
   "regenerate": "regeneration",
   "both": "both (ExTra)",
   "random": "control: random prefix",
@@ -69,7 +70,8 @@ def by_difficulty(results: dict[str, Any], key: str = "pass@1") -> str:
   lines: list[str] = []
   for task in results["tasks"]:
     mine = [run for run in results["runs"] if run["task"] == task]
-    levels = sorted({level for run in mine for level in run["by_difficulty"]})
+    levels = {level for run in mine for level in run["by_difficulty"]}
+    levels = sorted(levels, key=int)
     lines.append(f"| {task}: {key} at difficulty | {' | '.join(levels)} |")
     lines.append("|---|" + "---|" * len(levels))
     for arm in _arms(results):
