@@ -67,6 +67,15 @@ def make(**changes):
     ("veto_tau", 1.0, "in [0, 1) or -1"),
     ("veto_tau", -0.5, "in [0, 1) or -1"),
     ("veto_tau", float("nan"), "in [0, 1) or -1"),
+    ("recipe", ("extra+novelty",), "extra is novelty and regenerate"),
+    ("names", ("memories", "x"), "no policy may be called memories"),
+    ("novelty_memory", 7, "must be 0 or at least --samples=8"),
+    ("novelty_weight", -0.1, "at least 0"),
+    ("novelty_pool", "right", "allowed: all, correct"),
+    ("regenerate", "least", "allowed: lowest, highest, random, restart"),
+    ("regenerate_cap", 1.0, "in (0, 1)"),
+    ("regenerate_cuts", 1, "at least 2"),
+    ("regenerate_temperature", 0.0, "above 0"),
   ],
 )
 def test_a_bad_value_names_field_value_and_what_is_allowed(field, value, part):
@@ -82,6 +91,12 @@ def test_a_good_configuration_survives_json():
   config = make(lr=(1e-3, 2e-4), mesh=(2, 2, 2), task_args='{"n": 3}')
   text = json.dumps(config_files.to_dict(config))
   assert config_files.from_dict(json.loads(text)) == config
+
+
+def test_regeneration_leaves_room_for_new_prompts():
+  make(regenerate_slots=32)  # of no consequence without the recipe
+  with pytest.raises(config_lib.ConfigError, match="below --prompts=32"):
+    make(recipe=("regenerate",), regenerate_slots=32)
 
 
 def test_an_unknown_saved_field_is_refused():

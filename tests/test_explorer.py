@@ -5,11 +5,13 @@ import json
 import numpy as np
 import pytest
 
+from mrl_jax import config as config_lib
 from mrl_jax import records
 from mrl_jax.exchange import publish
 from mrl_jax.explore import explorer, novelty, prefixes, queue
 from mrl_jax.model import encoder
 from mrl_jax.tasks import arithmetic, dataset, verify
+from mrl_jax.train import policy as policy_lib
 from mrl_jax.train import rounds as rounds_lib
 from tests import factories, oracle
 
@@ -234,6 +236,11 @@ def test_the_mean_of_the_first_round_is_taken_off_where_it_should_be():
     np.stack([direction("c"), direction("d")]), state.mean
   )
   np.testing.assert_array_equal(kept, expected)
+
+
+def test_an_embedder_that_is_not_there_is_named(tmp_path):
+  with pytest.raises(config_lib.ConfigError, match="--embedder=.*nowhere"):
+    policy_lib._embedder(str(tmp_path / "nowhere"), None, None, None)
 
 
 def test_a_state_comes_back_from_json_and_arrays():
