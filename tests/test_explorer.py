@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -10,6 +11,7 @@ from mrl_jax import records
 from mrl_jax.exchange import publish
 from mrl_jax.explore import explorer, novelty, prefixes, queue
 from mrl_jax.model import encoder
+from mrl_jax.parallel import mesh as mesh_lib
 from mrl_jax.tasks import arithmetic, dataset, verify
 from mrl_jax.train import policy as policy_lib
 from mrl_jax.train import rounds as rounds_lib
@@ -239,8 +241,9 @@ def test_the_mean_of_the_first_round_is_taken_off_where_it_should_be():
 
 
 def test_an_embedder_that_is_not_there_is_named(tmp_path):
-  with pytest.raises(config_lib.ConfigError, match="--embedder=.*nowhere"):
-    policy_lib._embedder(str(tmp_path / "nowhere"), None, None, None)
+  mesh = mesh_lib.make(1, 1, 1, devices=jax.devices()[:1])
+  with pytest.raises(config_lib.ConfigError, match=r"--embedder=.*nowhere"):
+    policy_lib._embedder(str(tmp_path / "nowhere"), None, None, mesh)
 
 
 def test_a_state_comes_back_from_json_and_arrays():
