@@ -243,7 +243,7 @@ def test_the_mean_of_the_first_round_is_taken_off_where_it_should_be():
 def test_an_embedder_that_is_not_there_is_named(tmp_path):
   mesh = mesh_lib.make(1, 1, 1, devices=jax.devices()[:1])
   with pytest.raises(config_lib.ConfigError, match=r"--embedder=.*nowhere"):
-    policy_lib._embedder(str(tmp_path / "nowhere"), None, None, mesh)
+    policy_lib.embedder(str(tmp_path / "nowhere"), None, None, mesh)
 
 
 def test_a_state_comes_back_from_json_and_arrays():

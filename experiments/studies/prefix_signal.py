@@ -177,7 +177,7 @@ def study(
   )
   rows = evaluate.score(actor, params, problems, pool, config, samples)
   found, counts = find(rows, problems, samples, rule, actor.tokenizer.decode)
-  embedder = _embedder(config.embedder, actor, params, mesh)
+  embedder = policy_lib.embedder(config.embedder, actor, params, mesh)
   known = measure_entropies(found, rows, embedder, rule)
   rates = continued(found, actor, params, pool, samples, parts)
   cuts = []
@@ -192,16 +192,6 @@ def study(
     )
   counts.update(cut=len(cuts), continuations=parts * samples)
   return {**counts, "prompts": cuts}
-
-
-def _embedder(name: str, actor, params, mesh) -> encoder.Embedder:
-  if name == "policy":
-    return encoder.pooled(actor.model, params, mesh)
-  try:
-    directory = encoder.packaged() if name == "minilm" else name
-    return encoder.sentence(directory, mesh)
-  except (ValueError, OSError) as error:
-    raise config_lib.ConfigError("embedder", name, str(error)) from None
 
 
 def main() -> int:

@@ -195,21 +195,34 @@ def _explorer(
 ) -> explorer.Explorer | None:
   if recipe.novelty is None and recipe.prefixes is None:
     return None
-  embedder = None
+  found = None
   if recipe_config.embeds(config, number):
-    embedder = _embedder(config.embedder, actor, initial, mesh)
+    found = embedder(config.embedder, actor, initial, mesh)
   return explorer.Explorer(
     policy=actor.name,
     samples=config.of("samples", number),
     seed=config.seed,
     decode=actor.tokenizer.decode,
-    embedder=embedder,
+    embedder=found,
     novelty=recipe.novelty,
     prefixes=recipe.prefixes,
   )
 
 
-def _embedder(name: str, actor, initial, mesh) -> encoder.Embedder:
+def embedder(
+  name: str, actor: Actor | None, initial: Any, mesh: jax.sharding.Mesh
+) -> encoder.Embedder:
+  """What the flag names: policy, minilm, or a folder.
+
+  Args:
+    name: the flag's value.
+    actor: whose states "policy" takes,
+    initial: under these parameters.
+    mesh: that the parameters lie on.
+
+  Raises:
+    ConfigError: there is no such model, or none that can be read.
+  """
   if name == "policy":
     return encoder.pooled(actor.model, initial, mesh)
   try:
