@@ -10,11 +10,8 @@ out of; one that was trained at a rate also bears it.
 """
 
 import dataclasses
-import json
 import pathlib
-import types
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -28,7 +25,7 @@ from mrl_jax import config as config_lib
 from mrl_jax.model import hf, transformer
 from mrl_jax.model import spec as spec_lib
 from mrl_jax.parallel import mesh as mesh_lib
-from mrl_jax.tasks import arithmetic
+from mrl_jax.tasks import arithmetic, dataset
 from mrl_jax.text import prompts as prompts_lib
 from mrl_jax.text import tokenizer as tokenizer_lib
 from mrl_jax.train import state as state_lib
@@ -65,8 +62,7 @@ def make(
   kind: str,
   out: pathlib.Path,
   recipe: Recipe,
-  task: types.ModuleType = arithmetic,
-  arguments: Mapping[str, Any] | None = None,
+  task: dataset.Task | None = None,
 ) -> list[float]:
   """Writes the policy to `out`; returns the loss of every step.
 
@@ -74,9 +70,9 @@ def make(
     kind: of tokenizer, one of KINDS.
     out: a folder.
     recipe: how it is trained.
-    task: the module of a built-in task.
-    arguments: of the task's `make`.
+    task: whose problems' answers are learned; None: chain arithmetic.
   """
+  task = task or arithmetic.make(seed=recipe.seed + 1)
   tokenizers.write(str(out), KINDS[kind]())
   tokenizer = tokenizer_lib.load(str(out))
   model = transformer.make(
@@ -103,16 +99,11 @@ def make(
     allowed=tokenizer.allowed(model.spec.vocab),
     distribution=Distribution(),
   )
-  problems = task.make(**{"seed": recipe.seed + 1, **(arguments or {})})
   values = []
   with jax.set_mesh(mesh):
     for step in rich_progress.track(range(recipe.steps), description=kind):
       chosen = range(step * recipe.batch, (step + 1) * recipe.batch)
-      pairs = [
-        (problem, task.solution(problem))
-        for problem in map(problems.problem, chosen)
-      ]
-      rows = _batch(pairs, tokenizer)
+      rows = _batch([task.problem(i) for i in chosen], tokenizer)
       state, report = update(state, rows, 1)
       values.append(float(report["loss"]))
       if len(values) >= 50 and np.mean(values[-50:]) < recipe.until:
@@ -143,10 +134,10 @@ def model_config(
   }
 
 
-def _batch(pairs, tokenizer) -> Batch:
+def _batch(problems: Sequence[dataset.Problem], tokenizer) -> Batch:
   rows = []
-  for problem, solution in pairs:
-    ids = tokenizer.encode(solution)
+  for problem in problems:
+    ids = tokenizer.encode(problem.answer)
     tokens = np.asarray([*ids, tokenizer.eos_ids[0]], np.int32)
     nothing = np.zeros(len(tokens), np.float32)
     rows.append(
@@ -159,7 +150,7 @@ def _batch(pairs, tokenizer) -> Batch:
         logprobs=nothing,
         entropies=nothing,
         finished=True,
-        text=solution,
+        text=problem.answer,
         answer=problem.answer,
         reward=1.0,
         outcome="correct",
@@ -176,14 +167,16 @@ def main() -> int:
   recipe = Recipe(
     **{f.name: values[f.name].value for f in dataclasses.fields(Recipe)}
   )
-  try:
-    arguments = json.loads(values.task_args)
-    task = tasks.BUILT_IN[values.task]
-    found = make(values.tokenizer, out, recipe, task, arguments)
-  except (ValueError, TypeError) as error:
-    raise config_lib.ConfigError(
-      "task_args", values.task_args, str(error)
-    ) from None
+  task = tasks.load(
+    config_lib.Config(
+      workdir=values.out,
+      policies=(values.out,),
+      seed=recipe.seed + 1,
+      task=values.task,
+      task_args=values.task_args,
+    )
+  )
+  found = make(values.tokenizer, out, recipe, task)
   print(f"{out}: loss {found[0]:.3f} -> {np.mean(found[-20:]):.3f}")
   return 0
 

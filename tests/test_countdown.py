@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from mrl_jax.tasks import countdown, dataset, verify
+from mrl_jax.tasks import countdown, dataset, splits, verify
 
 PROBLEM = dataset.Problem("c", "3,5,2=13;", "3+5*2")
 
@@ -46,12 +46,12 @@ def test_values_follow_precedence():
     assert countdown.value(text) == eval(text)
 
 
-@pytest.mark.parametrize("split", countdown.SPLITS)
+@pytest.mark.parametrize("split", splits.SPLITS)
 def test_problems_are_solved_by_their_answer_and_stay_in_their_split(split):
   task = countdown.make(split=split, seed=3, max_numbers=5)
   for problem in map(task.problem, range(60)):
     assert verify.grade(task.verify.check, problem.answer, problem).reward == 1
-    assert countdown.is_test(problem.prompt) == (split == "test")
+    assert splits.is_test(problem.prompt) == (split == "test")
     numbers, target = countdown.read(problem.prompt)
     assert problem.extra["difficulty"] == len(numbers)
     assert 3 <= len(numbers) <= 5

@@ -186,19 +186,19 @@ def test_a_warm_start_learns_the_named_tasks_solutions(tmp_path, monkeypatch):
   seen = []
   batch = warmstart._batch
 
-  def spy(pairs, tokenizer):
-    seen.extend(pairs)
-    return batch(pairs, tokenizer)
+  def spy(problems, tokenizer):
+    seen.extend(problems)
+    return batch(problems, tokenizer)
 
   monkeypatch.setattr(warmstart, "_batch", spy)
   recipe = dataclasses.replace(runs.TINY, steps=2, batch=4)
-  arguments = {"min_numbers": 4, "max_numbers": 4}
-  losses = warmstart.make("char", tmp_path, recipe, countdown, arguments)
+  task = countdown.make(4, 4)
+  losses = warmstart.make("char", tmp_path, recipe, task)
   assert len(losses) == 2
-  assert len({problem.id for problem, _ in seen}) == 8
-  for problem, text in seen:
+  assert len({problem.id for problem in seen}) == 8
+  for problem in seen:
     assert problem.extra["difficulty"] == 4
-    assert countdown.check(text, problem)
+    assert countdown.check(problem.answer, problem)
   assert (tmp_path / "model.safetensors").exists()
 
 

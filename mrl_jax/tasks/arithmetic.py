@@ -9,16 +9,13 @@ split by its own hash, so no test chain is ever trained on.
 """
 
 import functools
-import hashlib
 
 import numpy as np
 
-from mrl_jax.tasks import dataset
+from mrl_jax.tasks import dataset, splits
 from mrl_jax.tasks.dataset import Problem, Task, Verifier
 
-SPLITS = ("train", "test")
 _DEFAULT_RANGE = (1, 8)  # operations of a chain
-_TEST_SHARE = 8  # one chain in eight is held out
 _STEPS = {
   "+": lambda a, b: (a + b) % 10,
   "-": lambda a, b: (a - b) % 10,
@@ -44,13 +41,8 @@ def make(
       "operations must satisfy 1 <= min_operations <= max_operations, got"
       f" min_operations={min_operations}, max_operations={max_operations}"
     )
-  if split not in SPLITS:
-    raise ValueError(f"split must be one of {SPLITS}, got {split!r}")
-  if size is not None and size < 1:
-    raise ValueError(f"size must be 1 or more, or None, got {size}")
-  if seed < 0:
-    raise ValueError(f"seed must be 0 or more, got {seed}")
-  name = "chain-arithmetic" + ("" if split == "train" else "-test")
+  splits.check(split, size, seed)
+  name = splits.named("chain-arithmetic", split)
   problem = functools.partial(
     _problem, name, min_operations, max_operations, split, seed
   )
@@ -63,11 +55,6 @@ def check(completion: str, problem: Problem) -> bool:
   return completion.strip() == problem.answer
 
 
-def solution(problem: Problem) -> str:
-  """The response a teacher would give, for a supervised warm start."""
-  return problem.answer
-
-
 def running_values(chain: str) -> str:
   """`3+4*2-1=` -> `743`."""
   value, values = int(chain[0]), []
@@ -75,11 +62,6 @@ def running_values(chain: str) -> str:
     value = _STEPS[operator](value, int(operand))
     values.append(str(value))
   return "".join(values)
-
-
-def is_test(chain: str) -> bool:
-  """Whether `chain` is held out; a property of the text alone."""
-  return hashlib.sha256(chain.encode()).digest()[0] % _TEST_SHARE == 0
 
 
 def _problem(
@@ -93,7 +75,7 @@ def _problem(
     signs = "".join(list(_STEPS)[o] for o in operators)
     tail = (f"{s}{d}" for s, d in zip(signs, digits[1:], strict=True))
     chain = f"{digits[0]}{''.join(tail)}="
-    if is_test(chain) == (split == "test"):
+    if splits.holds(split, chain):
       break
   extra = {"difficulty": operations}
   # What sets this task apart from others of its name belongs to its ids.

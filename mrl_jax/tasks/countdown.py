@@ -8,20 +8,17 @@ index) alone; a prompt belongs to the train or the test split by its own hash.
 """
 
 import functools
-import hashlib
 import itertools
 import re
 from collections.abc import Iterator
 
 import numpy as np
 
-from mrl_jax.tasks import dataset
+from mrl_jax.tasks import dataset, splits
 from mrl_jax.tasks.dataset import Problem, Task, Verifier
 
-SPLITS = ("train", "test")
 OPERATORS = "+-*"
 _DEFAULT = (3, 4, 9, 99)  # fewest and most numbers, largest, largest target
-_TEST_SHARE = 8  # one prompt in eight is held out
 _NUMBER = re.compile(r"\d+")
 _EXPRESSION = re.compile(r"\d+(?:[-+*]\d+)*")
 
@@ -49,14 +46,9 @@ def make(
   for name, value in (("largest", largest), ("largest_target", largest_target)):
     if value < 1:
       raise ValueError(f"{name} must be 1 or more, got {value}")
-  if split not in SPLITS:
-    raise ValueError(f"split must be one of {SPLITS}, got {split!r}")
-  if size is not None and size < 1:
-    raise ValueError(f"size must be 1 or more, or None, got {size}")
-  if seed < 0:
-    raise ValueError(f"seed must be 0 or more, got {seed}")
+  splits.check(split, size, seed)
   ranges = (min_numbers, max_numbers, largest, largest_target)
-  name = "countdown" + ("" if split == "train" else "-test")
+  name = splits.named("countdown", split)
   problem = functools.partial(_problem, name, ranges, split, seed)
   problem = dataset.indexed(problem, size)
   return Task(name, size, problem, Verifier(check, quick=True))
@@ -70,11 +62,6 @@ def check(completion: str, problem: Problem) -> bool:
     return False
   used = _NUMBER.findall(text)  # as text: 03 is not 3
   return sorted(used) == sorted(map(str, numbers)) and value(text) == target
-
-
-def solution(problem: Problem) -> str:
-  """The response a teacher would give: one of many, drawn at random."""
-  return problem.answer
 
 
 def read(prompt: str) -> tuple[tuple[int, ...], int]:
@@ -109,11 +96,6 @@ def _spell(numbers, signs) -> str:
   return str(numbers[0]) + "".join(f"{sign}{number}" for sign, number in pairs)
 
 
-def is_test(prompt: str) -> bool:
-  """Whether a prompt is held out; a property of the text alone."""
-  return hashlib.sha256(prompt.encode()).digest()[0] % _TEST_SHARE == 0
-
-
 def _problem(name: str, ranges, split: str, seed: int, index: int) -> Problem:
   low, high, largest, largest_target = ranges
   generator = np.random.default_rng([seed, index])
@@ -125,7 +107,7 @@ def _problem(name: str, ranges, split: str, seed: int, index: int) -> Problem:
     target = value(answer)
     shown = generator.permutation(numbers).tolist()
     prompt = f"{','.join(map(str, shown))}={target};"
-    if 0 <= target <= largest_target and is_test(prompt) == (split == "test"):
+    if 0 <= target <= largest_target and splits.holds(split, prompt):
       break
   kind = "" if ranges == _DEFAULT else "/" + "-".join(map(str, ranges))
   id = f"{name}{kind}/{seed}/{index}"
