@@ -52,12 +52,12 @@ def batch(
   extra: Iterable[records.Foreign] = (),
   slots: int = 0,
   peers: Mapping[str, records.Tally] | None = None,
-  novelty: Sequence[float] = (),
 ) -> Batch:
   """A `Batch` of NumPy arrays from rollouts whose groups stand together.
 
   Advantages and clip ranges are NaN until a transform sets them. Weights
-  are the loss mask: 1 on every completion token, EOS included.
+  are the loss mask: 1 on every completion token, EOS included. The bonus is
+  a row's novelty, 0 where there is none.
 
   Args:
     rows: own rollouts, equally many of each prompt.
@@ -65,9 +65,8 @@ def batch(
     slots: rows that stand behind each group for them; what is not filled has
       weight 0 and no reward.
     peers: what the peers earned, by prompt id.
-    novelty: of `rows`, where it was measured; it becomes their bonus.
   """
-  rows = _grouped(tuple(rows), extra, slots, novelty)
+  rows = _grouped(tuple(rows), extra, slots)
   count = len(rows)
   lengths = np.asarray([len(row.tokens) for row in rows])
   width = bucket(int(lengths.max()))
@@ -119,22 +118,19 @@ def _grouped(
   own: tuple[records.Rollout, ...],
   extra: Iterable[records.Foreign],
   slots: int,
-  novelty: Sequence[float] = (),
 ) -> list[_Row]:
   """Own rows of each prompt, and its slots behind them."""
-  worth = novelty if len(novelty) else (0.0,) * len(own)
-  pairs = zip(own, worth, strict=True)
   by_prompt: dict[str, list[records.Foreign]] = {}
   for row in extra:
     by_prompt.setdefault(row.prompt_id, []).append(row)
   out: list[_Row] = []
-  for name, group in itertools.groupby(pairs, lambda pair: pair[0].prompt_id):
+  for name, group in itertools.groupby(own, lambda row: row.prompt_id):
     mine = list(group)
-    out += [_own(row, float(novel)) for row, novel in mine]
+    out += [_own(row) for row in mine]
     found = by_prompt.pop(name, [])
     if len(found) > slots:
       raise ValueError(f"slots={slots}: prompt {name!r} has {len(found)} extra")
-    where = (name, mine[0][0].context)
+    where = (name, mine[0].context)
     out += [_foreign(row, *where) for row in found]
     blank = _Row(*where, _NOTHING, _NOTHING, np.nan, int(Source.PEER))
     out += [blank] * (slots - len(found))
@@ -145,7 +141,7 @@ def _grouped(
   return out
 
 
-def _own(row: records.Rollout, novelty: float) -> _Row:
+def _own(row: records.Rollout) -> _Row:
   return _Row(
     row.prompt_id,
     row.context,
@@ -154,7 +150,7 @@ def _own(row: records.Rollout, novelty: float) -> _Row:
     row.reward,
     int(Source.REGEN if row.root else Source.OWN),
     row.version,
-    novelty,
+    row.novelty or 0.0,
   )
 
 

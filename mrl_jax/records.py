@@ -42,6 +42,7 @@ class Rollout(NamedTuple):
   version: int = 0  # optimiser steps the policy had taken when it sampled
   root: str = ""  # of a continued prefix: the prompt that it belongs to
   prefix: int = 0  # ids at the context's end that begin the answer
+  novelty: float | None = None  # distance to the nearest; None: not measured
 
 
 class Header(NamedTuple):
@@ -149,7 +150,6 @@ class Round(NamedTuple):
   slots: int = 0  # rows beside the own ones for each prompt; 0 if no extra
   peers: Mapping[str, Tally] = {}  # by prompt id
   refused: tuple[Refusal, ...] = ()
-  novelty: Sequence[float] = ()  # of the own rows; empty: not measured
 
 
 RoundTransform = Callable[[Round], Round]  # host: which experience

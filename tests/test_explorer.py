@@ -14,6 +14,7 @@ from mrl_jax.model import encoder
 from mrl_jax.parallel import mesh as mesh_lib
 from mrl_jax.tasks import arithmetic, dataset, verify
 from mrl_jax.train import policy as policy_lib
+from mrl_jax.train import report
 from mrl_jax.train import rounds as rounds_lib
 from tests import factories, oracle
 
@@ -238,6 +239,16 @@ def test_the_mean_of_the_first_round_is_taken_off_where_it_should_be():
     np.stack([direction("c"), direction("d")]), state.mean
   )
   np.testing.assert_array_equal(kept, expected)
+
+
+def test_what_peers_say_is_counted_over_the_tasks_prompts_alone():
+  plain = row("x", "a", True)
+  again = row("x~0", "b", root="x", prefix=1)
+  round_ = records.Round(
+    "p", 0, (plain, again), peers={"x": records.Tally(2.0, 1.0, 1.0)}
+  )
+  values = report.exchanged(round_, {}, ("values",), {"q": 2})
+  assert values["values/shared"] == 1
 
 
 def test_an_embedder_that_is_not_there_is_named(tmp_path):

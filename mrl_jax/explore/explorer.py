@@ -43,7 +43,7 @@ class Slot(NamedTuple):
 class Found(NamedTuple):
   """What a round's rollouts are to the explorer."""
 
-  novelty: Sequence[float]  # [B]; empty without the rule
+  novelty: np.ndarray | None  # [B] f32; None without the rule
   values: dict[str, int | float]  # metrics
 
 
@@ -100,7 +100,7 @@ class Explorer(NamedTuple):
     if first:
       mean = embeddings.mean(0, dtype=np.float64).astype(np.float32)
       state = state._replace(mean=mean)
-    novelty: Sequence[float] = ()
+    novelty = None
     if self.novelty:
       roots = [row.root or row.prompt_id for row in rows[:: self.samples]]
       directions = novelty_lib.unit(embeddings, state.mean)

@@ -196,8 +196,11 @@ def _rescue(
 def _groups(
   round_: records.Round,
 ) -> Iterator[tuple[str, list[records.Rollout]]]:
+  """The groups of the task's prompts; peers say nothing of a prefix."""
   for name, group in itertools.groupby(round_.own, lambda r: r.prompt_id):
-    yield name, list(group)
+    rows = list(group)
+    if not rows[0].root:
+      yield name, rows
 
 
 def decisions(
@@ -248,11 +251,10 @@ def timings(
 
 
 def rollouts(round_: records.Round):
-  novelty = round_.novelty if len(round_.novelty) else itertools.repeat(None)
-  for row, new in zip(round_.own, novelty):  # noqa: B905 (repeat has no end)
+  for row in round_.own:
     more = {"root": row.root, "prefix": row.prefix} if row.root else {}
-    if new is not None:
-      more["novelty"] = float(new)
+    if row.novelty is not None:
+      more["novelty"] = row.novelty
     yield {
       **more,
       "policy": round_.policy,

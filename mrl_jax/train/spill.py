@@ -78,8 +78,10 @@ class Shelf:
 class Rows(Sequence[records.Rollout]):
   """A sequence of rollouts that are read when they are asked for."""
 
-  def __init__(self, parts: Sequence["_Part"]):
-    self._parts = parts
+  def __init__(
+    self, parts: Sequence["_Part"], novelty: np.ndarray | None = None
+  ):
+    self._parts, self._novelty = parts, novelty
     self._ends = np.cumsum([part.count for part in parts]).tolist()
 
   def __len__(self) -> int:
@@ -99,14 +101,19 @@ class Rows(Sequence[records.Rollout]):
     return self._row(index % len(self))
 
   def __iter__(self) -> Iterator[records.Rollout]:
-    for part in self._parts:
-      for row in range(part.count):
-        yield part.row(row)
+    return map(self._row, range(len(self)))
+
+  def with_novelty(self, novelty: np.ndarray) -> "Rows":
+    """The same rows, of which this has been found out since."""
+    return Rows(self._parts, novelty)
 
   def _row(self, index: int) -> records.Rollout:
     part = bisect.bisect_right(self._ends, index)
     start = self._ends[part - 1] if part else 0
-    return self._parts[part].row(index - start)
+    row = self._parts[part].row(index - start)
+    if self._novelty is None:
+      return row
+    return row._replace(novelty=float(self._novelty[index]))
 
 
 class _Part:

@@ -93,8 +93,8 @@ def plan(
 
 def _informative(round_: records.Round, samples: int) -> np.ndarray:
   """Which groups have an advantage, a bonus or a peer's rows. [N] bool."""
-  rewards = np.asarray([row.reward for row in round_.own])
-  novelty = np.asarray(round_.novelty) if len(round_.novelty) else 0.0
+  pairs = [(row.reward, row.novelty or 0.0) for row in round_.own]
+  rewards, novelty = np.asarray(pairs).T
   new = ((rewards > 0) & (novelty > 0)).reshape(-1, samples).any(1)
   spreads = measure.spreads(rewards.reshape(-1, samples))
   heard = {row.prompt_id for row in round_.extra}
@@ -167,20 +167,16 @@ class Stage:
   def _rows(self, number: int) -> Batch:
     """The rows of an update, filled up with groups of weight 0."""
     samples, groups = self.policy.samples, self.plan.updates[number]
-    rows: list[records.Rollout] = []
-    novelty: list[float] = []
-    for group in groups:
-      chosen = slice(group * samples, (group + 1) * samples)
-      rows += self.round.own[chosen]
-      novelty += list(self.round.novelty[chosen]) or [0.0] * samples
+    rows = [
+      row
+      for group in groups
+      for row in self.round.own[group * samples : (group + 1) * samples]
+    ]
     here = dict.fromkeys(row.prompt_id for row in rows)
     extra = [row for name in here for row in self._extra.get(name, ())]
     for blank in range(self.plan.size - len(groups)):
       rows += [_blank(rows[0], f"blank/{blank}")] * samples
-      novelty += [0.0] * samples
-    return collate.batch(
-      rows, extra, self.round.slots, self.round.peers, novelty
-    )
+    return collate.batch(rows, extra, self.round.slots, self.round.peers)
 
   def _path(self, number: int) -> pathlib.Path:
     return self._folder / f"scores-{number:06d}.npz"
@@ -190,6 +186,7 @@ def _blank(like: records.Rollout, name: str) -> records.Rollout:
   """No completion: its tokens have weight 0 and it has no reward."""
   return like._replace(
     prompt_id=name,
+    novelty=None,
     tokens=np.zeros((0,), np.int32),
     logprobs=np.zeros((0,), np.float32),
     entropies=np.zeros((0,), np.float32),

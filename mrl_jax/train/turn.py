@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
+
 from mrl_jax import config as config_lib
 from mrl_jax import diagnostics, records
 from mrl_jax.explore import explorer
@@ -135,11 +137,18 @@ def _explore(run_: Run, work: Work) -> None:
   if policy.explorer is None:
     return
   run_.hooks.phase(policy.name, "explore")
-  with run_.devices.lease(work.devices), work.clock("explore"):
+  own = policy.mesh.local_devices[0]  # not another policy's: see the lease
+  with (
+    run_.devices.lease(work.devices),
+    work.clock("explore"),
+    jax.default_device(own),
+  ):
     found, work.explored = policy.explorer.observe(
       work.explored, work.round, work.slots
     )
-  work.round = work.round._replace(novelty=found.novelty)
+  if found.novelty is not None:
+    rows = work.round.own.with_novelty(found.novelty)
+    work.round = work.round._replace(own=rows)
   work.values.update(found.values)
 
 
