@@ -267,6 +267,7 @@ def define(fields: Sequence[str] = FIELDS) -> None:
   flags.DEFINE_integer("round", None, "Which checkpoint; default: the last.")
   flags.DEFINE_integer("problems", 200, "Most problems scored.", 1)
   flags.DEFINE_integer("n", 16, "Samples per problem.", 1)
+  flags_lib.show("run", "round", "problems", "n")
 
 
 if __name__ == "__main__":

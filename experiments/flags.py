@@ -20,10 +20,13 @@ def define(fields: Sequence[str] | None = None) -> None:
   for field in dataclasses.fields(config_lib.Config):
     if fields is None or field.name in fields:
       _define(field)
-      # Key flags of the main module are what --help prints.
-      flags.FLAGS.register_key_flag_for_module(
-        sys.argv[0], flags.FLAGS[field.name]
-      )
+      show(field.name)
+
+
+def show(*names: str) -> None:
+  """Makes --help print flags that another module than the main one defines."""
+  for name in names:
+    flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
 
 
 def _define(field: dataclasses.Field) -> None:

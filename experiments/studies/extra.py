@@ -14,10 +14,7 @@ repeated. The results go to extra.json, the figure to extra.png.
 """
 
 import json
-import os
 import pathlib
-import platform
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -174,9 +171,7 @@ def collect(
       task: {"name": TASKS[task].name, **TASKS[task].arguments}
       for task in tasks
     },
-    "machine": platform.processor() or platform.machine(),
-    "cores": os.cpu_count(),
-    "date": time.strftime("%Y-%m-%d"),
+    **jobs_lib.machine(),
     "runs": found,
   }
 
@@ -220,28 +215,26 @@ def _mean(records: Sequence[dict[str, Any]], key: str) -> float | None:
 
 def main() -> int:
   values = flags.FLAGS
-  out = pathlib.Path(values.out).expanduser().absolute()
-  out.mkdir(parents=True, exist_ok=True)
+  out = jobs_lib.folder()
   if not values.report:
     run(out, values.tasks, values.arms, values.seeds, values.jobs, values.more)
   results = collect(out, values.tasks, values.arms, values.seeds)
-  path = out / "extra.json"
-  path.write_text(json.dumps(results, indent=1) + "\n")
-  print(path)
-  print(extra_report.figure(results, out / "extra.png"))
-  print(extra_report.table(results))
-  print(extra_report.by_difficulty(results))
-  print(extra_report.explored(results))
-  print(extra_report.phases(results))
+  jobs_lib.publish(
+    out,
+    "extra",
+    results,
+    extra_report.figure,
+    extra_report.table,
+    extra_report.by_difficulty,
+    extra_report.explored,
+    extra_report.phases,
+  )
   return 0
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string("out", "runs/extra", "Folder of all runs.")
+  jobs_lib.define("runs/extra")
   flags.DEFINE_multi_enum("tasks", list(TASKS), list(TASKS), "Which tasks.")
   flags.DEFINE_multi_enum("arms", list(ARMS), list(ARMS), "Which to compare.")
-  flags.DEFINE_integer("seeds", 5, "How many.", 1)
-  flags.DEFINE_integer("jobs", 2, "Processes at a time, one core each.", 1)
   flags.DEFINE_multi_string("more", [], "Further flags of every run.")
-  flags.DEFINE_boolean("report", False, "Only report what is finished.")
   flags_lib.run(main)

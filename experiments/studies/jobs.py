@@ -7,13 +7,18 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import platform
 import queue
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from absl import flags
 from rich import progress as rich_progress
 
+from experiments import flags as flags_lib
 from mrl_jax.train import metrics
 
 
@@ -99,3 +104,44 @@ def seconds(out: pathlib.Path) -> dict[str, float]:
   if not path.exists():
     return {}
   return {r["made"]: round(r["cpu"], 1) for r in metrics.read(path)}
+
+
+def define(out: str) -> None:
+  """Defines the flags that the studies of several runs share."""
+  flags.DEFINE_string("out", out, "Folder of all runs.")
+  flags.DEFINE_integer("seeds", 5, "How many.", 1)
+  flags.DEFINE_integer("jobs", 2, "Processes at a time, one core each.", 1)
+  flags.DEFINE_boolean("report", False, "Only report what is finished.")
+  flags_lib.show("out", "seeds", "jobs", "report")
+
+
+def folder() -> pathlib.Path:
+  """Where --out says, made if it is not there."""
+  out = pathlib.Path(flags.FLAGS.out).expanduser().absolute()
+  out.mkdir(parents=True, exist_ok=True)
+  return out
+
+
+def machine() -> dict[str, Any]:
+  """What a study's results are of."""
+  return {
+    "machine": platform.processor() or platform.machine(),
+    "cores": os.cpu_count(),
+    "date": time.strftime("%Y-%m-%d"),
+  }
+
+
+def publish(
+  out: pathlib.Path,
+  name: str,
+  results: dict[str, Any],
+  figure: Callable[[dict[str, Any], pathlib.Path], pathlib.Path],
+  *tables: Callable[[dict[str, Any]], str],
+) -> None:
+  """Writes the results and their figure, and prints the tables."""
+  path = out / f"{name}.json"
+  path.write_text(json.dumps(results, indent=1) + "\n")
+  print(path)
+  print(figure(results, out / f"{name}.png"))
+  for table in tables:
+    print(table(results))

@@ -13,10 +13,7 @@ is not repeated. The results go to mu_grpo.json, the figure to mu_grpo.png.
 """
 
 import json
-import os
 import pathlib
-import platform
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -141,9 +138,7 @@ def collect(
     "stages": STAGES,
     "updates": UPDATES,
     "prompts": PROMPTS,
-    "machine": platform.processor() or platform.machine(),
-    "cores": os.cpu_count(),
-    "date": time.strftime("%Y-%m-%d"),
+    **jobs_lib.machine(),
     "runs": found,
   }
 
@@ -194,25 +189,23 @@ def _mean(records: Sequence[dict[str, Any]], key: str) -> float | None:
 
 def main() -> int:
   values = flags.FLAGS
-  out = pathlib.Path(values.out).expanduser().absolute()
-  out.mkdir(parents=True, exist_ok=True)
+  out = jobs_lib.folder()
   if not values.report:
     run(out, values.arms, values.seeds, values.jobs, values.more)
   results = collect(out, values.arms, values.seeds)
-  path = out / "mu_grpo.json"
-  path.write_text(json.dumps(results, indent=1) + "\n")
-  print(path)
-  print(mu_grpo_report.figure(results, out / "mu_grpo.png"))
-  print(mu_grpo_report.table(results))
-  print(mu_grpo_report.phases(results))
+  jobs_lib.publish(
+    out,
+    "mu_grpo",
+    results,
+    mu_grpo_report.figure,
+    mu_grpo_report.table,
+    mu_grpo_report.phases,
+  )
   return 0
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string("out", "runs/mu_grpo", "Folder of all runs.")
+  jobs_lib.define("runs/mu_grpo")
   flags.DEFINE_multi_enum("arms", list(ARMS), list(ARMS), "Which to compare.")
-  flags.DEFINE_integer("seeds", 5, "How many.", 1)
-  flags.DEFINE_integer("jobs", 2, "Processes at a time, one core each.", 1)
   flags.DEFINE_multi_string("more", [], "Further flags of every run.")
-  flags.DEFINE_boolean("report", False, "Only report what is finished.")
   flags_lib.run(main)

@@ -15,9 +15,7 @@ for many, and going from sampling to training and back has a price of its own.
 """
 
 import json
-import os
 import pathlib
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -29,6 +27,7 @@ from absl import flags
 
 from experiments import bench
 from experiments import flags as flags_lib
+from experiments.studies import jobs as jobs_lib
 from mrl_jax import collate, compose, losses, records
 from mrl_jax.model import transformer
 from mrl_jax.parallel import mesh as mesh_lib
@@ -234,9 +233,7 @@ def table(results: dict[str, Any]) -> str:
 def main() -> int:
   values = flags.FLAGS
   results = {
-    "machine": platform.processor() or platform.machine(),
-    "cores": os.cpu_count(),
-    "date": time.strftime("%Y-%m-%d"),
+    **jobs_lib.machine(),
     "jax": jax.__version__,
     "schedules": {"rounds": ROUNDS, "stages": STAGES, "slots": SLOTS},
     "sizes": {name: measure(SIZES[name], values.reps) for name in values.sizes},

@@ -12,10 +12,7 @@ figure to mutual.png, and a table is printed.
 """
 
 import json
-import os
 import pathlib
-import platform
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -128,9 +125,7 @@ def collect(
         )
   return {
     "task": "chain_arithmetic, 1 to 4 operations",
-    "machine": platform.processor() or platform.machine(),
-    "cores": os.cpu_count(),
-    "date": time.strftime("%Y-%m-%d"),
+    **jobs_lib.machine(),
     "runs": found,
   }
 
@@ -151,26 +146,24 @@ def _sums(records: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 def main() -> int:
   values = flags.FLAGS
-  out = pathlib.Path(values.out).expanduser().absolute()
-  out.mkdir(parents=True, exist_ok=True)
+  out = jobs_lib.folder()
   if not values.report:
     run(out, values.methods, values.seeds, values.rounds, values.jobs)
   results = collect(out, values.methods, values.seeds)
-  path = out / "mutual.json"
-  path.write_text(json.dumps(results, indent=1) + "\n")
-  print(path)
-  print(mutual_report.figure(results, out / "mutual.png"))
-  print(mutual_report.table(results))
+  jobs_lib.publish(
+    out,
+    "mutual",
+    results,
+    mutual_report.figure,
+    mutual_report.table,
+  )
   return 0
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string("out", "runs/mutual", "Folder of all runs.")
+  jobs_lib.define("runs/mutual")
   flags.DEFINE_multi_enum(
     "methods", list(METHODS), list(METHODS), "Which to compare."
   )
-  flags.DEFINE_integer("seeds", 5, "How many.", 1)
   flags.DEFINE_integer("rounds", 60, "Rounds of each run.", 1)
-  flags.DEFINE_integer("jobs", 2, "Processes at a time, one core each.", 1)
-  flags.DEFINE_boolean("report", False, "Only report what is finished.")
   flags_lib.run(main)
