@@ -86,21 +86,15 @@ def _exchanged(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def table(rows: Sequence[Row], file: TextIO | None = None) -> None:
   """Prints the final table, without colour where `file` is no terminal."""
-  file = sys.stdout if file is None else file
-  terminal = progress.screen(file) == "live"
-  grid = rich.table.Table(
-    box=rich.box.SIMPLE_HEAD if terminal else rich.box.ASCII2
-  )
-  grid.add_column("policy", no_wrap=True)
+  grid = _Grid(file, "policy")
   titles = ("rounds", "pass@1 first -> last", "reward", "length", "entropy")
   heard = [
     t for _, t in progress.EXCHANGE if any(t in row.exchange for row in rows)
   ]
-  for title in (*titles, "tokens/s", "unscored", *heard):
-    grid.add_column(title, justify="right", no_wrap=True)
+  grid.numbers(*titles, "tokens/s", "unscored", *heard)
   for row in rows:
-    grid.add_row(
-      rich.text.Text(row.policy, style="bold"),
+    grid.row(
+      row.policy,
       str(row.rounds),
       _change(row.pass_first, row.pass_last),
       progress.cell(row.reward, ".3f"),
@@ -110,10 +104,7 @@ def table(rows: Sequence[Row], file: TextIO | None = None) -> None:
       progress.cell(row.unscored, ".0f"),
       *(progress.cell(row.exchange.get(title), ",.0f") for title in heard),
     )
-  width = None if terminal else 120 + 12 * len(heard)
-  rich.console.Console(file=file, width=width, force_terminal=terminal).print(
-    grid
-  )
+  grid.print(120 + 12 * len(heard))
 
 
 def phases(workdir: str | os.PathLike[str], file: TextIO | None = None) -> None:
@@ -121,34 +112,25 @@ def phases(workdir: str | os.PathLike[str], file: TextIO | None = None) -> None:
 
   Rounds that a resumed run finished count with what it did of them.
   """
-  file = sys.stdout if file is None else file
   path = pathlib.Path(workdir) / "timings.jsonl"
   times = metrics.read(path) if path.exists() else []
   names = [n for n in turn.PHASES if any(f"seconds/{n}" in r for r in times)]
-  terminal = progress.screen(file) == "live"
-  grid = rich.table.Table(
-    box=rich.box.SIMPLE_HEAD if terminal else rich.box.ASCII2
-  )
-  for title in ("policy", "seconds"):
-    grid.add_column(title, no_wrap=True)
-  for title in (*names, "all", "generated/s"):
-    grid.add_column(title, justify="right", no_wrap=True)
+  grid = _Grid(file, "policy", "seconds")
+  grid.numbers(*names, "all", "generated/s")
   for policy in dict.fromkeys(record["policy"] for record in times):
     mine = [record for record in times if record["policy"] == policy]
     tokens = sum(record.get("generated", 0) for record in mine)
     for kind, title in (("seconds", "wall"), ("cpu", "CPU")):
       sums = [sum(r.get(f"{kind}/{n}", 0.0) for r in mine) for n in names]
       spent = sums[names.index("generate")] if "generate" in names else 0.0
-      grid.add_row(
-        rich.text.Text(policy, style="bold"),
+      grid.row(
+        policy,
         title,
         *(progress.cell(value, ",.1f") for value in (*sums, sum(sums))),
         progress.cell(tokens / spent if spent else None, ",.0f"),
       )
   if times:
-    rich.console.Console(
-      file=file, width=None if terminal else 120, force_terminal=terminal
-    ).print(grid)
+    grid.print(120)
 
 
 # What exploring policies did: title, key, format; means over their rounds
@@ -172,28 +154,53 @@ def exploration(
   workdir: str | os.PathLike[str], file: TextIO | None = None
 ) -> None:
   """Prints what the policies that explore found; nothing if none does."""
-  file = sys.stdout if file is None else file
   records = metrics.read(pathlib.Path(workdir) / "metrics.jsonl")
   mine = [r for r in records if any(k.startswith("explore/") for k in r)]
   if not mine:
     return
-  terminal = progress.screen(file) == "live"
-  grid = rich.table.Table(
-    box=rich.box.SIMPLE_HEAD if terminal else rich.box.ASCII2
-  )
-  grid.add_column("policy", no_wrap=True)
-  for title, _, _ in EXPLORED:
-    grid.add_column(title, justify="right")
+  grid = _Grid(file, "policy")
+  grid.numbers(*(title for title, _, _ in EXPLORED), wrap=True)
   for policy in dict.fromkeys(record["policy"] for record in mine):
     rows = [record for record in mine if record["policy"] == policy]
     cells = []
     for _, key, form in EXPLORED:
       value = rows[-1].get(key) if key == "explore/queue" else _mean(rows, key)
       cells.append(progress.cell(value, form))
-    grid.add_row(rich.text.Text(policy, style="bold"), *cells)
-  rich.console.Console(
-    file=file, width=None if terminal else 140, force_terminal=terminal
-  ).print(grid)
+    grid.row(policy, *cells)
+  grid.print(140)
+
+
+class _Grid:
+  """A table whose first column is bold; no colour where there is no terminal.
+
+  Args:
+    file: where it is printed; None is standard output.
+    names: titles of the first columns, which are words.
+  """
+
+  def __init__(self, file: TextIO | None, *names: str):
+    self._file = sys.stdout if file is None else file
+    self._terminal = progress.screen(self._file) == "live"
+    box = rich.box.SIMPLE_HEAD if self._terminal else rich.box.ASCII2
+    self._table = rich.table.Table(box=box)
+    for name in names:
+      self._table.add_column(name, no_wrap=True)
+
+  def numbers(self, *titles: str, wrap: bool = False) -> None:
+    """Adds columns of numbers."""
+    for title in titles:
+      self._table.add_column(title, justify="right", no_wrap=not wrap)
+
+  def row(self, name: str, *cells: str) -> None:
+    self._table.add_row(rich.text.Text(name, style="bold"), *cells)
+
+  def print(self, width: int) -> None:
+    """Prints it, `width` columns wide at most if that is no terminal."""
+    rich.console.Console(
+      file=self._file,
+      width=None if self._terminal else width,
+      force_terminal=self._terminal,
+    ).print(self._table)
 
 
 def _change(first: float | None, last: float | None) -> str:
