@@ -74,6 +74,13 @@ class Trace(NamedTuple):
   byte_share: Float[Array, "B T"]  # the token's bytes / its chunk's
 
 
+class Shaping(NamedTuple):
+  """What a frozen potential says about the rows."""
+
+  potentials: Float[Array, "B T"]  # g(s_t) after t tokens; 0 on padding
+  scale: Float[Array, "B"]  # of advantages: an average of past deviations
+
+
 class Distribution(NamedTuple):
   """The exact sampling distribution; static under jit.
 
@@ -122,6 +129,7 @@ class Batch(NamedTuple):
   old_logprobs: Float[Array, "B T"] | None = None  # trainer's, at stage start
   ref_logprobs: Float[Array, "B T"] | None = None  # frozen reference policy's
   trace: Trace | None = None
+  shaping: Shaping | None = None
 
 
 BatchTransform = Callable[[Batch], Batch]  # device: what each token is worth
