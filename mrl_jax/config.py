@@ -12,29 +12,8 @@ import pathlib
 from typing import Any
 
 from mrl_jax import config_checks
-from mrl_jax.config_checks import CORRECTIONS, VETOES, ConfigError
-
-RECIPES = (  # joined by +
-  *("grpo", "dr_grpo", "prp", "xgrpo", "sgt"),
-  *("novelty", "regenerate", "extra"),
-)
-PRP_MODES = ("behavior", "decoupled", "recompute")
-SPREADS = ("bytes", "chunk")
-POOLS = ("all", "correct")
-PLACES = ("after", "before")
-CHOICES = ("lowest", "highest", "random", "restart")
-BOUNDARIES = ("lines", "tokens")
-RESCUE_MEANS = ("tokens", "prompts")
-EXECUTORS = ("inline", "partition")
-LOSSES = ("policy_gradient", "gspo", "cispo", "reinforce")
-REDUCTIONS = ("token_mean", "sequence_mean", "constant_mean")
-DENOMINATORS = ("original", "kept")
-KLS = ("k1", "k2", "k3")
-LR_SCHEDULES = ("constant", "linear", "cosine")
-DTYPES = ("float32", "bfloat16")
-REMATS = ("none", "full", "dots")
-FORMATS = ("auto", "chat", "raw")
-PROGRESS = ("auto", "live", "plain", "none")
+from mrl_jax import config_names as allowed
+from mrl_jax.config_error import ConfigError
 
 
 def _field(default: Any, doc: str, names: tuple[str, ...] | None = None):
@@ -55,8 +34,10 @@ class Config:
   names: tuple[str, ...] = _field(
     (), "Names of the policies in logs; default: the directories' names."
   )
-  dtype: str = _field("float32", "Compute dtype of the model.", DTYPES)
-  remat: str = _field("dots", "What the backward pass recomputes.", REMATS)
+  dtype: str = _field("float32", "Compute dtype of the model.", allowed.DTYPES)
+  remat: str = _field(
+    "dots", "What the backward pass recomputes.", allowed.REMATS
+  )
 
   task: str = _field(
     "chain_arithmetic",
@@ -71,7 +52,9 @@ class Config:
   verifier_workers: int = _field(2, "Processes that verify answers.")
   verifier_deadline: float = _field(10.0, "Seconds until one is killed.")
   prompt_format: str = _field(
-    "auto", "chat: through the chat template; raw: as it is.", FORMATS
+    "auto",
+    "chat: through the chat template; raw: as it is.",
+    allowed.FORMATS,
   )
   system_prompt: str = _field("", "System message of chat prompts.")
   prompt_limit: int = _field(256, "Most tokens of a rendered prompt.")
@@ -118,13 +101,13 @@ class Config:
     ("grpo",),
     "Training recipe, per policy; they combine as in extra+sgt, where extra "
     "is novelty+regenerate.",
-    RECIPES,
+    allowed.RECIPES,
   )
   loss: tuple[str, ...] = _field(
-    ("policy_gradient",), "Token loss, per policy.", LOSSES
+    ("policy_gradient",), "Token loss, per policy.", allowed.LOSSES
   )
   reduction: str = _field(
-    "token_mean", "How token losses become one number.", REDUCTIONS
+    "token_mean", "How token losses become one number.", allowed.REDUCTIONS
   )
   clip_low: float = _field(0.2, "Ratios are clipped from 1 - clip_low ...")
   clip_high: float = _field(0.28, "... to 1 + clip_high.")
@@ -132,7 +115,9 @@ class Config:
     0.0, "Bound on the loss of negative rows, as a ratio; 0: off."
   )
   veto: str = _field(
-    "none", "What a bad response loses where a ratio is too low.", VETOES
+    "none",
+    "What a bad response loses where a ratio is too low.",
+    allowed.VETOES,
   )
   veto_tau: float = _field(
     -1.0,
@@ -142,7 +127,7 @@ class Config:
     "none",
     "Rollout correction of the trainer's log-probs at stage start against "
     "the sampler's.",
-    CORRECTIONS,
+    allowed.CORRECTIONS,
   )
   correction_low: float = _field(
     0.5, "Least ratio kept by mis_* and icepop; delta of opsm; limit of m2po."
@@ -153,12 +138,12 @@ class Config:
   correction_denominator: str = _field(
     "original",
     "Whether dropped tokens still count in the mean.",
-    DENOMINATORS,
+    allowed.DENOMINATORS,
   )
   kl_coefficient: float = _field(
     0.0, "Weight of the KL to the initial policy; 0: no reference."
   )
-  kl: str = _field("k3", "Estimator of that KL.", KLS)
+  kl: str = _field("k3", "Estimator of that KL.", allowed.KLS)
   entropy_coefficient: float = _field(0.0, "Weight of the entropy bonus.")
   rescore: bool = _field(
     False,
@@ -180,7 +165,7 @@ class Config:
     "behavior",
     "What PRP weighs a peer's token against: the peer (behavior), this "
     "policy under the chunk's weight (decoupled), or without (recompute).",
-    PRP_MODES,
+    allowed.PRP_MODES,
   )
   peer_samples: int = _field(
     0, "The peers' rollouts per prompt in PRP; 0: as many as own ones."
@@ -192,7 +177,7 @@ class Config:
   spread: str = _field(
     "bytes",
     "How a source token's log-prob is shared: over its bytes or its chunk.",
-    SPREADS,
+    allowed.SPREADS,
   )
   xgrpo_mix: float = _field(
     -1.0, "The peers' share of XGRPO's baseline; -1: that of the union."
@@ -203,7 +188,7 @@ class Config:
   rescue_mean: str = _field(
     "tokens",
     "Over what that is a mean: the rescue tokens, or all prompts.",
-    RESCUE_MEANS,
+    allowed.RESCUE_MEANS,
   )
   rescue_samples: int = _field(1, "Successes imitated per rescued prompt.")
 
@@ -220,24 +205,28 @@ class Config:
     "Answers that a prompt remembers; 0: samples, the least.",
   )
   novelty_pool: str = _field(
-    "all", "Which answers are remembered and compared with.", POOLS
+    "all", "Which answers are remembered and compared with.", allowed.POOLS
   )
   novelty_place: str = _field(
-    "after", "after or before (in the reward) a group is normalised.", PLACES
+    "after",
+    "after or before (in the reward) a group is normalised.",
+    allowed.PLACES,
   )
   novelty_prompts: int = _field(65536, "Prompts that are remembered at most.")
   regenerate: str = _field(
     "lowest",
     "Where a hard prompt's answer is cut: where the smoothed entropy before "
     "is lowest; highest or random; restart: not at all, the prompt again.",
-    CHOICES,
+    allowed.CHOICES,
   )
   regenerate_slots: int = _field(
     16, "Groups of a round that continue such a prefix, at most."
   )
   regenerate_warmup: int = _field(30, "Rounds before the first of them.")
   regenerate_boundary: str = _field(
-    "lines", "An answer is cut after lines, or after any tokens.", BOUNDARIES
+    "lines",
+    "An answer is cut after lines, or after any tokens.",
+    allowed.BOUNDARIES,
   )
   regenerate_gap: int = _field(32, "Least tokens between two cuts.")
   regenerate_cuts: int = _field(15, "Most cuts considered in an answer.")
@@ -250,8 +239,24 @@ class Config:
     3, "Times that an answer is cut again while its prompt stays hard."
   )
 
+  potential: tuple[str, ...] = _field(
+    (), "Folders of experiments.meta_train, per policy; none: has none."
+  )
+  shaping: str = _field(
+    "token",
+    "Where it works: on tokens, as a baseline; on the reward; or there, "
+    "bounded.",
+    allowed.SHAPINGS,
+  )
+  shaping_alpha: float = _field(0.3, "Weight of the potential.")
+  shaping_gap: float = _field(1.0, "Least gap below the best reward (bounded).")
+  shaping_decay: float = _field(0.9, "Of the mean deviation of past groups ...")
+  shaping_scale: float = _field(0.5, "... which is this at first (token).")
+
   lr: tuple[float, ...] = _field((1e-6,), "Peak learning rate, per policy.")
-  lr_schedule: str = _field("constant", "After the warm-up.", LR_SCHEDULES)
+  lr_schedule: str = _field(
+    "constant", "After the warm-up.", allowed.LR_SCHEDULES
+  )
   lr_warmup: int = _field(0, "Updates of linear warm-up.")
   b1: float = _field(0.9, "Adam's first decay rate.")
   b2: float = _field(0.999, "Adam's second decay rate.")
@@ -265,7 +270,7 @@ class Config:
     "inline",
     "inline: policies take turns; partition: a thread each, on its own "
     "devices.",
-    EXECUTORS,
+    allowed.EXECUTORS,
   )
   shares: tuple[int, ...] = _field(
     (),
@@ -287,7 +292,7 @@ class Config:
   keep: int = _field(2, "Checkpoints kept.")
   save_rollouts: bool = _field(True, "Write every rollout as JSON.")
   export: bool = _field(True, "Write Hugging Face directories at the end.")
-  progress: str = _field("auto", "Progress display.", PROGRESS)
+  progress: str = _field("auto", "Progress display.", allowed.PROGRESS)
 
   def __post_init__(self):
     config_checks.check(self)

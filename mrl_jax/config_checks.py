@@ -7,41 +7,8 @@ that cannot work never leaves the constructor.
 import dataclasses
 from typing import Any
 
-CORRECTIONS = (
-  "none",
-  "tis_token",
-  "tis_sequence",
-  "mis_token",
-  "mis_sequence",
-  "icepop",
-  "response_veto",
-  "opsm",
-  "m2po",
-)
-VETOES = (
-  "none",
-  "suffix",
-  "cumulative",
-  "two_sided",
-  "high_ratio",
-  "response",
-  "both_signs",
-  "token",
-)
-
-
-class ConfigError(ValueError):
-  """A field that cannot be used: its name, its value, what is allowed."""
-
-  def __init__(self, field: str, value: Any, allowed: str):
-    super().__init__(f"--{field}={show(value)}: {allowed}")
-    self.field = field
-
-
-def show(value: Any) -> str:
-  if isinstance(value, tuple):
-    return ",".join(map(str, value))
-  return str(value)
+from mrl_jax import config_methods
+from mrl_jax.config_error import ConfigError
 
 
 def check(config: Any) -> None:
@@ -49,9 +16,8 @@ def check(config: Any) -> None:
   _check_names(config)
   _check_numbers(config)
   _check_policies(config)
-  _check_veto(config)
+  config_methods.check(config)
   _check_stage(config)
-  _check_explore(config)
   _check_division(config)
 
 
@@ -104,6 +70,7 @@ _LEAST = {
   "regenerate_cuts": 2,
   "regenerate_queue": 1,
   "regenerate_depth": 1,
+  "shaping_alpha": 0.0,
   "replan_every": 0,
   "save_every": 0,
   "keep": 1,
@@ -174,29 +141,7 @@ def _check_policies(config: Any) -> None:
     value = getattr(config, name)
     if len(value) not in (1, count):
       raise ConfigError(name, value, f"must be 1 value or {count}, one each")
-  for recipe in config.recipe:
-    _check_recipe(config, recipe.split("+"), count)
   _check_shares(config, count)
-
-
-_PROBES = ("prp", "xgrpo", "sgt")
-
-
-def _check_recipe(config: Any, parts: list[str], count: int) -> None:
-  probes = [part for part in parts if part in _PROBES]
-  why = ""
-  if len(set(parts)) < len(parts):
-    why = "names a part twice"
-  elif {"grpo", "dr_grpo"} <= set(parts):
-    why = "grpo or dr_grpo, not both"
-  elif {"prp", "xgrpo"} <= set(parts):
-    why = "prp's groups hold the peers' rewards already; xgrpo adds nothing"
-  elif "extra" in parts and {"novelty", "regenerate"} & set(parts):
-    why = "extra is novelty and regenerate already"
-  elif probes and count < 2:
-    why = f"{probes[0]} learns from peers; name more than one of --policies"
-  if why:
-    raise ConfigError("recipe", config.recipe, why)
 
 
 def _check_shares(config: Any, count: int) -> None:
@@ -211,20 +156,6 @@ def _check_shares(config: Any, count: int) -> None:
   if config.executor == "partition" and config.offload:
     raise ConfigError(
       "offload", "true", "needs --executor=inline: no state is idle"
-    )
-
-
-def _check_veto(config: Any) -> None:
-  tau = config.veto_tau
-  if tau != -1 and not 0 <= tau < 1:
-    raise ConfigError("veto_tau", tau, "must be in [0, 1) or -1")
-  ends = config.veto not in ("none", "cumulative")  # at the clip range's end
-  if ends and tau == -1 and not 0 < config.clip_low < 1:
-    raise ConfigError(
-      "veto",
-      config.veto,
-      f"give --veto_tau in [0, 1): 1 - clip_low with --clip_low="
-      f"{config.clip_low} is no threshold",
     )
 
 
@@ -249,32 +180,6 @@ def _check_stage(config: Any) -> None:
       "true",
       "needs --kl_coefficient=0 and --entropy_coefficient=0: those terms "
       "learn from every group",
-    )
-
-
-def _check_explore(config: Any) -> None:
-  parts = {part for recipe in config.recipe for part in recipe.split("+")}
-  most = max(config.samples)
-  if 0 < config.novelty_memory < most:
-    raise ConfigError(
-      "novelty_memory",
-      config.novelty_memory,
-      f"must be 0 or at least --samples={most}: bonuses wait for as many",
-    )
-  if not config.regenerate_temperature > 0:
-    raise ConfigError(
-      "regenerate_temperature", config.regenerate_temperature, "must be above 0"
-    )
-  if not 0 < config.regenerate_cap < 1:
-    raise ConfigError(
-      "regenerate_cap", config.regenerate_cap, "must be in (0, 1)"
-    )
-  slots = config.regenerate_slots
-  if parts & {"regenerate", "extra"} and slots >= config.prompts:
-    raise ConfigError(
-      "regenerate_slots",
-      slots,
-      f"must be below --prompts={config.prompts}: new prompts need room",
     )
 
 

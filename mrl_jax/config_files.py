@@ -4,9 +4,9 @@ import dataclasses
 import json
 from typing import Any
 
-from mrl_jax import config_checks
+from mrl_jax import config_error
 from mrl_jax.config import Config
-from mrl_jax.config_checks import ConfigError
+from mrl_jax.config_error import ConfigError
 
 # Fields that may change when a run is continued.
 RESUMABLE = frozenset(
@@ -60,5 +60,5 @@ def check_resume(saved: Config, given: Config) -> None:
         field.name,
         new,
         "the run in --workdir was started with "
-        f"{config_checks.show(old)}; use that, or another --workdir",
+        f"{config_error.show(old)}; use that, or another --workdir",
       )

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mrl_jax import losses
-from mrl_jax.kernels import realign, surrogate
+from mrl_jax.kernels import moments, potentials, realign, surrogate
 from mrl_jax.kernels import veto as veto_lib
 from mrl_jax.transforms import rows as rows_lib
 from mrl_jax.types import Batch, Scores, Source
@@ -132,6 +132,35 @@ def _chunk_weights(scores: Scores, batch: Batch, mask):
 
 
 _MAXIMA = ("distance_max", "ratio_max")
+
+
+def shaping(batch: Batch) -> dict[str, Any]:
+  """What a potential says of the own rows; nothing where there is none.
+
+  "shaping/phi": the mean of phi over tokens, which shaping should leave at
+  0; "shaping/phi_std"; "shaping/spread" and "shaping/spread_max": of
+  max - min of Phi within a prompt; "shaping/scale": what phi is divided by.
+  """
+  if batch.shaping is None:
+    return {}
+  mask = batch.weights != 0
+  mask &= rows_lib.among(batch, rows_lib.OWN_SAMPLES)[:, None]
+  phi = potentials.telescoping(batch.shaping.potentials, mask)
+  count = jnp.maximum(mask.sum(), 1)
+  mean = phi.sum() / count
+  square = jnp.where(mask, (phi - mean) ** 2, 0.0).sum() / count
+  real = mask.any(-1)
+  whole = potentials.last(batch.shaping.potentials, mask)
+  spreads = moments.spread(whole, batch.group, real)
+  some = jnp.isfinite(spreads)
+  spreads = jnp.where(some, spreads, 0.0)
+  return {
+    "shaping/phi": mean,
+    "shaping/phi_std": jnp.sqrt(square),
+    "shaping/spread": spreads.sum() / jnp.maximum(some.sum(), 1),
+    "shaping/spread_max": spreads.max(),
+    "shaping/scale": batch.shaping.scale[0],
+  }
 
 
 def zeros(like: Sums) -> Sums:

@@ -14,6 +14,7 @@ from mrl_jax.explore import prefixes as prefixes_lib
 from mrl_jax.kernels import correction as correction_lib
 from mrl_jax.kernels import realign, surrogate
 from mrl_jax.kernels import veto as veto_lib
+from mrl_jax.shaping import scale as shaping_lib
 from mrl_jax.transforms import advantages, foreign, rows, weights
 from mrl_jax.types import BatchTransform, Source, TokenLoss
 
@@ -30,10 +31,12 @@ def make(
   config: config_lib.Config,
   policy: int,
   member: receive_lib.Member | None = None,
+  bound: float | int = 1.0,
 ) -> recipes.Recipe:
   """The recipe that the flags of one policy name.
 
-  `member` is the policy's side of the exchange, for recipes that listen.
+  `member` is the policy's side of the exchange, for recipes that listen, and
+  `bound` that of its potential, for one that is shaped.
   """
   names = config.of("recipe", policy).split("+")
   correction, denominator = None, "original"
@@ -75,6 +78,8 @@ def make(
     recipe = recipes.novelty(recipe, _novelty(config))
   if {"regenerate", "extra"} & set(names):
     recipe = recipes.regenerate(recipe, _prefixes(config))
+  if "merla" in names:
+    recipe = _shaped(config, recipe, bound, "dr_grpo" not in names)
   return recipe
 
 
@@ -115,6 +120,29 @@ def _prefixes(config: config_lib.Config) -> prefixes_lib.Rule:
     queue=config.regenerate_queue,
     depth=config.regenerate_depth,
   )
+
+
+def _shaped(
+  config: config_lib.Config,
+  recipe: recipes.Recipe,
+  bound: float | int,
+  normalize: bool,
+) -> recipes.Recipe:
+  rule = shaping_lib.Rule(
+    mode=config.shaping,
+    alpha=config.shaping_alpha,
+    bound=bound,
+    gap=config.shaping_gap,
+    decay=config.shaping_decay,
+    start=config.shaping_scale,
+    normalize=normalize,
+  )
+  try:
+    return recipes.merla(recipe, rule)
+  except ValueError as error:
+    raise config_lib.ConfigError(
+      "shaping_alpha", config.shaping_alpha, str(error)
+    ) from None
 
 
 def _veto(config: config_lib.Config) -> veto_lib.Rule:

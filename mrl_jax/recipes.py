@@ -22,12 +22,14 @@ from mrl_jax.explore import novelty as novelty_lib
 from mrl_jax.explore import prefixes as prefixes_lib
 from mrl_jax.kernels import realign
 from mrl_jax.kernels import veto as veto_lib
+from mrl_jax.shaping import scale as shaping_lib
 from mrl_jax.transforms import (
   advantages,
   clipping,
   foreign,
   rewards,
   rows,
+  shaping,
   weights,
 )
 from mrl_jax.types import BatchTransform, Source, TokenLoss
@@ -44,6 +46,7 @@ class Recipe(NamedTuple):
   veto: veto_lib.Rule | None = None  # that its loss applies to own rows
   novelty: novelty_lib.Rule | None = None  # that its bonus follows
   prefixes: prefixes_lib.Rule | None = None  # that it tries again
+  shaping: shaping_lib.Rule | None = None  # how it uses a potential
 
 
 def grpo(
@@ -209,3 +212,28 @@ def regenerate(base: Recipe, rule: prefixes_lib.Rule | None = None) -> Recipe:
 def extra(base: Recipe) -> Recipe:
   """ExTra as published: both."""
   return regenerate(novelty(base))
+
+
+def merla(base: Recipe, rule: shaping_lib.Rule | None = None) -> Recipe:
+  """MeRLa: a frozen, meta-trained potential shapes what is learned.
+
+  As a baseline of each token (`token`), which needs a reduction that divides
+  by constants, or added to the reward (`sequence`, `bounded`). It is for own
+  samples; the reward that is reported stays the task's.
+
+  MeRLa 2026, https://arxiv.org/abs/2607.26094.
+
+  Raises:
+    ValueError: a bounded rule's alpha and bound are too large for its gap.
+  """
+  rule = rule or shaping_lib.Rule()
+  shape = {
+    "token": lambda: shaping.shape_tokens(rule.alpha),
+    "sequence": lambda: shaping.shape_sequence(rule.alpha),
+    "bounded": lambda: shaping.shape_bounded(rule.alpha, rule.bound, rule.gap),
+  }[rule.mode]()
+  if rule.mode == "token":
+    parts = (base.prepare, shape)
+  else:
+    parts = (shape, base.prepare)
+  return base._replace(prepare=compose.chain(*parts), shaping=rule)

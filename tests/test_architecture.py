@@ -11,11 +11,12 @@ ROOT = pathlib.Path(__file__).parent.parent
 LAYERS = (
   (
     *("types", "compose", "named", "records"),
-    *("config", "config_checks", "config_files"),
+    *("config", "config_checks", "config_error", "config_files"),
+    *("config_methods", "config_names"),
   ),
   ("kernels", "text", "tasks", "parallel", "collate", "measure"),
   ("model", "transforms"),
-  ("losses", "diagnostics", "exchange", "explore"),
+  ("losses", "diagnostics", "exchange", "explore", "shaping"),
   ("sampling",),
   ("recipes", "recipe_config"),
   ("train",),

@@ -138,7 +138,9 @@ def test_every_listed_name_is_accepted():
   for field in dataclasses.fields(config_lib.Config):
     for name in field.metadata["names"] or ():
       value = (name,) if isinstance(field.default, tuple) else name
-      assert make(**{field.name: value})
+      shaped = {"potential": ("p",), "reduction": "constant_mean"}
+      more = shaped if name == "merla" else {}
+      assert make(**{field.name: value}, **more)
 
 
 def test_division_is_exact_for_all_small_shapes():

@@ -13,8 +13,7 @@ from mrl_jax.explore import explorer, novelty, prefixes, queue
 from mrl_jax.model import encoder
 from mrl_jax.parallel import mesh as mesh_lib
 from mrl_jax.tasks import arithmetic, dataset, verify
-from mrl_jax.train import policy as policy_lib
-from mrl_jax.train import report
+from mrl_jax.train import explorers, report
 from mrl_jax.train import rounds as rounds_lib
 from tests import factories, oracle
 
@@ -254,7 +253,7 @@ def test_what_peers_say_is_counted_over_the_tasks_prompts_alone():
 def test_an_embedder_that_is_not_there_is_named(tmp_path):
   mesh = mesh_lib.make(1, 1, 1, devices=jax.devices()[:1])
   with pytest.raises(config_lib.ConfigError, match=r"--embedder=.*nowhere"):
-    policy_lib.embedder(str(tmp_path / "nowhere"), None, None, mesh)
+    explorers.embedder(str(tmp_path / "nowhere"), None, None, mesh)
 
 
 def test_a_state_comes_back_from_json_and_arrays():

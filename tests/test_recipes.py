@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mrl_jax import compose, losses, recipe_config, recipes
+from mrl_jax import compose, config_names, losses, recipe_config, recipes
 from mrl_jax import config as config_lib
 from mrl_jax.exchange import receive
 from mrl_jax.kernels import veto
@@ -19,9 +19,9 @@ from mrl_jax.types import Source, Trace
 from tests import factories
 
 PAIRS = [
-  *itertools.product(config_lib.LOSSES, config_lib.REDUCTIONS, ["none"]),
+  *itertools.product(config_names.LOSSES, config_names.REDUCTIONS, ["none"]),
   *itertools.product(
-    ["policy_gradient"], ["token_mean"], config_lib.CORRECTIONS
+    ["policy_gradient"], ["token_mean"], config_names.CORRECTIONS
   ),
 ]
 

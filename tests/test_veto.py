@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mrl_jax import config as config_lib
-from mrl_jax import losses, recipes
+from mrl_jax import config_names, losses, recipes
 from mrl_jax.kernels import veto
 from mrl_jax.transforms import rows as rows_lib
 from mrl_jax.transforms import weights
@@ -114,7 +113,7 @@ def test_an_unknown_reach_is_refused():
 
 
 def test_the_flags_know_every_name():
-  assert ("none", *veto.NAMED) == config_lib.VETOES
+  assert ("none", *veto.NAMED) == config_names.VETOES
 
 
 RULES = st.builds(

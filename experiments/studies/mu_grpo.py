@@ -23,7 +23,7 @@ from absl import flags
 from experiments import flags as flags_lib
 from experiments.studies import jobs as jobs_lib
 from experiments.studies import mu_grpo_report
-from mrl_jax import config_checks
+from mrl_jax import config_names
 from mrl_jax.train import metrics, turn
 
 FLAGFILE = "experiments/flagfiles/mu_grpo.flags"
@@ -49,7 +49,7 @@ _WINDOWS = {
   "unclipped": ("--clip_low=1.0", "--clip_high=1e9", "--dual_clip=0"),
 }
 _TAU = "--veto_tau=0.5"  # one for all windows
-_VARIANTS = [v for v in config_checks.VETOES if v not in ("none", "suffix")]
+_VARIANTS = [v for v in config_names.VETOES if v not in ("none", "suffix")]
 
 
 def _arms() -> dict[str, tuple[str, ...]]:

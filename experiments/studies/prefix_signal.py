@@ -33,6 +33,7 @@ from mrl_jax.explore import explorer, novelty, prefixes
 from mrl_jax.model import encoder
 from mrl_jax.parallel import mesh as mesh_lib
 from mrl_jax.tasks import dataset
+from mrl_jax.train import explorers
 from mrl_jax.train import policy as policy_lib
 
 FIELDS = (
@@ -177,7 +178,7 @@ def study(
   )
   rows = evaluate.score(actor, params, problems, pool, config, samples)
   found, counts = find(rows, problems, samples, rule, actor.tokenizer.decode)
-  embedder = policy_lib.embedder(config.embedder, actor, params, mesh)
+  embedder = explorers.embedder(config.embedder, actor.model, params, mesh)
   known = measure_entropies(found, rows, embedder, rule)
   rates = continued(found, actor, params, pool, samples, parts)
   cuts = []

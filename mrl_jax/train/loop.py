@@ -27,7 +27,7 @@ from mrl_jax.train import (
   checkpoint,
   executor,
   metrics,
-  placement,
+  replan,
   report,
   rounds,
   stage,
@@ -154,7 +154,7 @@ def _rounds(
     every = config.replan_every
     more = cursor.round < config.rounds
     if more and every and cursor.round % every == 0:
-      cursor = _replan(run_, measured, cursor)
+      cursor = replan.shares(run_, measured, cursor)
     last = not more or run_.stopping()
     every = config.save_every
     if last or (every and cursor.round % every == 0):
@@ -186,44 +186,11 @@ def _restore(
     )
   cursor = rounds.Cursor(**host["cursor"])
   if cursor.shares:
-    _move(run_, cursor.shares)
+    replan.move(run_, cursor.shares)
   inside = f", {cursor.update} updates into the next" if cursor.update else ""
   run_.hooks.message(f"resumed after round {cursor.round - 1}{inside}")
   reports = {n: stage.from_json(r) for n, r in host["reports"].items()}
   return cursor, host["log"], reports
-
-
-def _replan(run_: turn.Run, measured, cursor: rounds.Cursor) -> rounds.Cursor:
-  """New shares from the rounds since the last plan, without the first."""
-  seconds = {}
-  for name, phases in measured.items():
-    used = phases[1:] or phases  # the first one compiles
-    seconds[name] = {
-      key: sum(p[key] for p in used) / len(used) for key in used[0]
-    }
-  plan = placement.plan(run_.config, run_.policies, run_.states, seconds)
-  old = tuple(policy.mesh.size for policy in run_.policies)
-  shown = ", ".join(
-    f"{policy.name} {share}"
-    for policy, share in zip(run_.policies, plan.devices, strict=True)
-  )
-  if plan.mode != "partition" or tuple(plan.devices) == old:
-    run_.hooks.message(f"round {cursor.round}: shares stay; {plan.reason}")
-    return cursor
-  measured.clear()
-  try:
-    _move(run_, plan.devices)
-  except config_lib.ConfigError as error:
-    run_.hooks.message(f"round {cursor.round}: cannot move: {error}")
-    return cursor
-  run_.hooks.message(f"round {cursor.round}: devices {shown}; {plan.reason}")
-  return cursor._replace(shares=tuple(plan.devices))
-
-
-def _move(run_: turn.Run, shares: Sequence[int]) -> None:
-  run_.policies, run_.states = placement.move(
-    run_.config, run_.policies, run_.states, shares
-  )
 
 
 def _round(
@@ -240,7 +207,7 @@ def _round(
   slots, after = rounds.take(run_.config, run_.policies, run_.order, cursor)
   number = cursor.round
   works = {
-    policy.name: _work(run_, policy, slots[policy.name], number, reports)
+    policy.name: _work(run_, policy, slots[policy.name], cursor, reports)
     for policy in run_.policies
   }
 
@@ -273,16 +240,18 @@ def _round(
         return cursor, {}
   _tell(run_, journal.log, after, works)
   seconds = {name: work.seconds for name, work in works.items()}
-  return after._replace(round=number + 1, update=0), seconds
+  scales = turn.scales(works)
+  return after._replace(round=number + 1, update=0, scales=scales), seconds
 
 
-def _work(run_: turn.Run, policy, slots, number: int, reports) -> turn.Work:
+def _work(run_: turn.Run, policy, slots, cursor, reports) -> turn.Work:
   """A policy's round, some of its slots taken by what it tries again."""
   name, explored = policy.name, run_.explored.get(policy.name)
   if policy.explorer is not None:
-    slots, explored = policy.explorer.fill(explored, number, slots)
-  folder = run_.folder / str(number) / name
-  return turn.Work(policy, slots, explored, folder, reports.get(name, ()))
+    slots, explored = policy.explorer.fill(explored, cursor.round, slots)
+  folder = run_.folder / str(cursor.round) / name
+  made, scale = reports.get(name, ()), cursor.scales.get(name)
+  return turn.Work(policy, slots, explored, folder, made, scale)
 
 
 def _stops(config: config_lib.Config, done: int) -> list[int]:

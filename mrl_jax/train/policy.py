@@ -17,11 +17,13 @@ from mrl_jax import config as config_lib
 from mrl_jax import recipe_config, recipes, records
 from mrl_jax.exchange import publish
 from mrl_jax.explore import explorer
-from mrl_jax.model import encoder, hf, transformer
+from mrl_jax.model import hf, transformer
 from mrl_jax.parallel import sharding
 from mrl_jax.sampling import engine
 from mrl_jax.text import prompts as prompts_lib
 from mrl_jax.text import tokenizer as tokenizer_lib
+from mrl_jax.train import explorers
+from mrl_jax.train import reference as reference_lib
 from mrl_jax.train import state as state_lib
 from mrl_jax.train import update as update_lib
 from mrl_jax.types import Distribution
@@ -58,6 +60,7 @@ class Policy(NamedTuple):
   compared: bool  # whether the loss has a KL to the initial policy
   explorer: explorer.Explorer | None
   sampler: Sampler = engine.make
+  reference: reference_lib.Reference | None = None  # with its potential
 
   @property
   def spread(self) -> int:
@@ -112,9 +115,10 @@ def build(
   samples = config.of("samples", number)
   actor, params = load_actor(config, number, mesh, samples, sampler)
   embeds = recipe_config.embeds(config, number) and config.embedder == "policy"
-  kept = config.kl_coefficient or embeds
+  found = reference_lib.read(config, number, actor.model, params)
+  kept = config.kl_coefficient or embeds or found
   initial = jax.tree.map(jnp.copy, params) if kept else None
-  policy = _policy(config, number, mesh, actor, params, initial, sampler)
+  policy = _policy(config, number, mesh, actor, params, initial, found, sampler)
   optimizer = make_optimizer(config, number)
   return policy, state_lib.init(optimizer, params, mesh)
 
@@ -141,13 +145,16 @@ def move(
   initial = policy.initial
   if initial is not None:
     initial = jax.device_put(initial, places)
+  found = policy.reference and policy.reference.potential
   moved = _policy(
-    config, policy.number, mesh, actor, params, initial, policy.sampler
+    config, policy.number, mesh, actor, params, initial, found, policy.sampler
   )
   return moved, jax.device_put(state, moved.shardings)
 
 
-def _policy(config, number, mesh, actor, params, initial, sampler) -> Policy:
+def _policy(
+  config, number, mesh, actor, params, initial, found, sampler
+) -> Policy:
   member = publish.Member(
     policy=actor.name,
     tokenizer=actor.tokenizer,
@@ -156,7 +163,8 @@ def _policy(config, number, mesh, actor, params, initial, sampler) -> Policy:
     verifier=f"{config.task} {config.task_args} {config.verifier}",
     seed=config.seed,
   )
-  recipe = recipe_config.make(config, number, member)
+  bound = found.spec.bound if found else 1.0
+  recipe = recipe_config.make(config, number, member, bound)
   shardings = state_lib.of(make_optimizer(config, number), params, mesh)
   options = {
     "allowed": actor.allowed,
@@ -185,51 +193,17 @@ def _policy(config, number, mesh, actor, params, initial, sampler) -> Policy:
     ),
     initial=initial,
     compared=bool(config.kl_coefficient),
-    explorer=_explorer(config, number, actor, recipe, initial, mesh),
+    explorer=explorers.make(config, number, actor, recipe, initial, mesh),
+    reference=found
+    and reference_lib.make(
+      actor.model,
+      mesh,
+      found,
+      compared=bool(config.kl_coefficient),
+      **options,
+    ),
     sampler=sampler,
   )
-
-
-def _explorer(
-  config, number, actor, recipe, initial, mesh
-) -> explorer.Explorer | None:
-  if recipe.novelty is None and recipe.prefixes is None:
-    return None
-  found = None
-  if recipe_config.embeds(config, number):
-    found = embedder(config.embedder, actor, initial, mesh)
-  return explorer.Explorer(
-    policy=actor.name,
-    samples=config.of("samples", number),
-    seed=config.seed,
-    decode=actor.tokenizer.decode,
-    embedder=found,
-    novelty=recipe.novelty,
-    prefixes=recipe.prefixes,
-  )
-
-
-def embedder(
-  name: str, actor: Actor | None, initial: Any, mesh: jax.sharding.Mesh
-) -> encoder.Embedder:
-  """What the flag names: policy, minilm, or a folder.
-
-  Args:
-    name: the flag's value.
-    actor: whose states "policy" takes,
-    initial: under these parameters.
-    mesh: that the parameters lie on.
-
-  Raises:
-    ConfigError: there is no such model, or none that can be read.
-  """
-  if name == "policy":
-    return encoder.pooled(actor.model, initial, mesh)
-  try:
-    directory = encoder.packaged() if name == "minilm" else name
-    return encoder.sentence(directory, mesh)
-  except (ValueError, OSError) as error:
-    raise config_lib.ConfigError("embedder", name, str(error)) from None
 
 
 def make_optimizer(

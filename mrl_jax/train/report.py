@@ -63,6 +63,10 @@ def summarize(
   if reports:
     for name in ("loss", "grad_norm"):
       values[name] = float(np.mean([r[name] for r in reports]))
+    for name in reports[0]:
+      if name.startswith("shaping/"):
+        most = np.max if name.endswith("_max") else np.mean
+        values[name] = float(most([r[name] for r in reports]))
     values["updates"] = int(reports[-1]["step"])
     values["skipped"] = int(reports[-1]["skipped"])
   return values

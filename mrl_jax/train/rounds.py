@@ -26,6 +26,8 @@ class Cursor(NamedTuple):
   waiting: tuple[int, ...] = ()  # positions put off to the next round
   shares: tuple[int, ...] = ()  # devices of each policy, once planned anew
   update: int = 0  # made in the round already; the rest is of its start
+  # What the potentials of policies that are shaped are divided by.
+  scales: Mapping[str, float] = {}
 
 
 def take(

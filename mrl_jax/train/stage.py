@@ -22,7 +22,7 @@ from mrl_jax.parallel import sharding
 from mrl_jax.sampling import engine
 from mrl_jax.train import policy as policy_lib
 from mrl_jax.train import state as state_lib
-from mrl_jax.types import Batch
+from mrl_jax.types import Batch, Shaping
 
 _TIED = 1e-6  # rewards this close carry no advantage
 
@@ -112,8 +112,11 @@ class Stage:
     round_: records.Round,
     plan_: Plan,
     folder: str | os.PathLike[str],
+    scale: float = 1.0,
   ):
+    """`scale` is what the recipe's potential, if any, is divided by."""
     self.policy, self.round, self.plan = policy, round_, plan_
+    self._scale = scale
     self._folder = pathlib.Path(folder)
     self._extra: dict[str, list[records.Foreign]] = {}
     for row in round_.extra:
@@ -122,8 +125,9 @@ class Stage:
 
   @property
   def scored(self) -> bool:
-    """Whether the losses compare with log-probs of the stage's start."""
-    return self.policy.recipe.rescore or self.policy.compared
+    """Whether something is to be computed before the first update."""
+    policy = self.policy
+    return policy.recipe.rescore or policy.compared or bool(policy.reference)
 
   def score(self, params: Any, numbers: Iterable[int]) -> None:
     """Writes what the policy and the reference say for some updates."""
@@ -134,11 +138,18 @@ class Stage:
         found = {}
         if self.policy.recipe.rescore:
           found["old_logprobs"] = self._logprobs(params, batch)
-        if self.policy.compared:
-          found["ref_logprobs"] = self._logprobs(self.policy.initial, batch)
+        found |= self._of_reference(batch)
         path = self._path(number)
         np.savez(path.with_suffix(".new.npz"), **jax.device_get(found))
         os.replace(path.with_suffix(".new.npz"), path)
+
+  def _of_reference(self, batch: Batch) -> dict[str, jax.Array]:
+    policy = self.policy
+    if policy.reference is not None:
+      return policy.reference.score(policy.initial, batch, self._share)
+    if policy.compared:
+      return {"ref_logprobs": self._logprobs(policy.initial, batch)}
+    return {}
 
   def learn(
     self, state: state_lib.TrainState, numbers: Iterable[int]
@@ -161,8 +172,13 @@ class Stage:
     batch = self._rows(number)
     if not self.scored:
       return batch
-    with np.load(self._path(number)) as found:
-      return batch._replace(**found)
+    with np.load(self._path(number)) as arrays:
+      found = dict(arrays)
+    values = found.pop("potentials", None)
+    if values is not None:
+      scale = np.full(len(values), self._scale, np.float32)
+      found["shaping"] = Shaping(values, scale)
+    return batch._replace(**found)
 
   def _rows(self, number: int) -> Batch:
     """The rows of an update, filled up with groups of weight 0."""

@@ -13,11 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from mrl_jax import config as config_lib
 from mrl_jax import diagnostics, records
 from mrl_jax.explore import explorer
 from mrl_jax.parallel import lease, offload
+from mrl_jax.shaping import scale as shaping_lib
 from mrl_jax.tasks import dataset, verify
 from mrl_jax.train import executor, report, rounds, spill
 from mrl_jax.train import policy as policy_lib
@@ -68,6 +70,7 @@ class Work:
     explored: what its explorer remembers, if it has one.
     folder: where its rollouts and scores wait.
     reports: of the updates it has made already, if the round is resumed.
+    scale: what its potential is divided by, after earlier rounds.
   """
 
   def __init__(
@@ -77,8 +80,11 @@ class Work:
     explored: explorer.State | None,
     folder: pathlib.Path,
     reports: Sequence[dict[str, Any]] = (),
+    scale: float | None = None,
   ):
     self.policy = policy
+    rule = policy.recipe.shaping
+    self.scale = shaping_lib.first(rule) if rule and scale is None else scale
     self.slots = slots
     self.explored = explored
     self.devices = [device.id for device in policy.mesh.devices.flat]
@@ -193,7 +199,8 @@ def study(run_: Run, work: Work, stop: int) -> None:
         multiple=config.microbatches * policy.spread,
       )
       folder = work.shelf.folder
-      work.stage = stage_lib.Stage(policy, work.round, plan, folder)
+      scale = 1.0 if work.scale is None else work.scale
+      work.stage = stage_lib.Stage(policy, work.round, plan, folder, scale)
     work.values["dropped_groups"] = plan.dropped
   with run_.devices.lease(work.devices):
     with work.clock("switch"):
@@ -262,6 +269,18 @@ def _check_first(config, policy, first) -> None:
       f"{gap:.3g} and a greatest ratio of {most:.3g}; 0 and 1 were expected: "
       "the scored log-probs are not of the policy that is being trained"
     )
+
+
+def scales(works: Mapping[str, Work]) -> dict[str, float]:
+  """What potentials are divided by after a round that is over."""
+  found = {}
+  for name, work in works.items():
+    rule = work.policy.recipe.shaping
+    if rule is not None:
+      rewards = [row.reward for row in work.round.own if not row.root]
+      rewards = np.reshape(rewards, (-1, work.policy.samples))
+      found[name] = shaping_lib.after(rule, work.scale, rewards)
+  return found
 
 
 def fetch(run_: Run, policy: policy_lib.Policy) -> state_lib.TrainState:

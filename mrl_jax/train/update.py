@@ -169,8 +169,9 @@ def make(
 
   The report is a dict: "loss", "grad_norm", "step", "skipped", "staleness"
   (of the policy's oldest own row: updates since it was sampled), "ratio_max"
-  (of its own tokens), and "tokens", the diagnostics' sums (see
-  `diagnostics.summarize`). `veto` is the rule in the loss, for the sums.
+  (of its own tokens), "tokens", the diagnostics' sums (see
+  `diagnostics.summarize`), and what `diagnostics.shaping` says.
+  `veto` is the rule in the loss, for the sums.
   """
   gradient = make_gradient(
     model,
@@ -182,6 +183,7 @@ def make(
   )
 
   def update(state, batch: Batch, share: int):
+    shaped = diagnostics.shaping(batch)
     batch = prepare(batch)
     value, sums, grads = gradient(state.params, batch, share)
     norm = optax.global_norm(grads)
@@ -205,6 +207,7 @@ def make(
       "staleness": staleness(state.step, batch),
       "ratio_max": sums.ratio_max[Source.OWN],
       "tokens": sums,
+      **shaped,
     }
     return new, report
 

@@ -1,0 +1,1 @@
+"""Meta-learned potentials: what a prefix of a response promises."""
