@@ -21,6 +21,7 @@ from absl import flags
 from rich import progress as rich_progress
 
 from experiments import auxiliary, models, plots
+from experiments import flags as flags_lib
 from mrl_jax import config as config_lib
 from mrl_jax import measure
 from mrl_jax.model import hf
