@@ -42,10 +42,10 @@ class Variant(NamedTuple):
 
 
 def chains() -> list[Variant]:
-  """77 tasks: sets of operators, 2 to 8 operations, two ranges of operands.
+  """133 tasks: ranges of operands, sets of operators, numbers of operations.
 
-  The names begin with the operators, so that `chain/+-*/` are those with all
-  three: what chain arithmetic itself asks for.
+  `chain/0-9/+-*/` are what chain arithmetic itself asks for: all operands and
+  all operators, with 2 to 8 operations.
   """
   found = []
   sets = [
@@ -53,11 +53,11 @@ def chains() -> list[Variant]:
     for count in (1, 2, 3)
     for some in itertools.combinations("+-*", count)
   ]
-  shapes = [(n, (0, 9)) for n in range(2, 9)]
-  shapes += [(n, (1, 5)) for n in range(2, 9, 2)]
-  for operators, (count, operands) in itertools.product(sets, shapes):
+  shapes = [((0, 9), n) for n in range(2, 9)]
+  shapes += itertools.product([(1, 5), (0, 6), (3, 9), (2, 8)], (3, 5, 7))
+  for (operands, count), operators in itertools.product(shapes, sets):
     low, high = operands
-    name = f"chain/{operators}/{count}/{low}-{high}"
+    name = f"chain/{low}-{high}/{operators}/{count}"
     problem = functools.partial(_chain, name, operators, count, operands)
     verifier = dataset.Verifier(arithmetic.check, quick=True)
     found.append(Variant(name, problem, verifier, _corrupt))
@@ -190,8 +190,8 @@ def define() -> None:
   flags.DEFINE_enum(
     "responses", "policy", RESPONSES, "Whose answers are paired."
   )
-  flags.DEFINE_integer("prompts", 128, "Prompts of each task.", 1)
-  flags.DEFINE_integer("samples", 16, "Answers to each prompt.", 2)
+  flags.DEFINE_integer("prompts", 256, "Prompts of each task.", 1)
+  flags.DEFINE_integer("samples", 8, "Answers to each prompt.", 2)
   flags.DEFINE_integer("seed", 0, "Of prompts, samples and training.", 0)
   flags_lib.show("policy", "responses", "prompts", "samples", "seed")
 

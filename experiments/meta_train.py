@@ -281,7 +281,7 @@ def define() -> None:
   )
   flags.DEFINE_string(
     "held_out",
-    "chain/+-*/",
+    "chain/0-9/+-*/",
     "Tasks that only judge: what their names begin with, or their share.",
   )
   flags.DEFINE_integer("limit", 512, "Most tokens of prompt and response.", 1)

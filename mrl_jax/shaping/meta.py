@@ -51,7 +51,7 @@ class Settings:
 
   steps: int = 3000  # at most; 0: leave it as it was born
   tasks: int = 16  # of a step
-  pairs: int = 32  # of a task in a step
+  pairs: int = 16  # of a task in a step
   lr: float = 1e-3
   alpha: float = 0.3  # weight that sequence and bounded will give it in RL
   entropy_weight: float = 0.05

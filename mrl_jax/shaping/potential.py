@@ -38,7 +38,7 @@ class Spec:
   hidden: int = 256
   depth: int = 2  # hidden layers
   bound: float = 1.0  # B
-  cap: float = 1.0  # on the spectral norm of every kernel
+  cap: float = 4.0  # on the spectral norm of every kernel
   mode: str = "token"  # whose objective trained it
   steps: int = 0  # of meta-training; 0: untrained
   reference: str = ""  # the model whose states it reads
