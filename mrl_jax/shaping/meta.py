@@ -217,8 +217,10 @@ def train(
   spec: potential.Spec,
   data_: Data,
   settings: Settings,
-  look: Callable[[int, dict[str, float]], None] = lambda step, values: None,
-) -> tuple[potential.Params, list[dict[str, float]]]:
+  look: Callable[[int, dict[str, float | int]], None] = lambda step, values: (
+    None
+  ),
+) -> tuple[potential.Params, list[dict[str, float | int]]]:
   """Trains on the tasks that are not held out, and keeps the best.
 
   Args:

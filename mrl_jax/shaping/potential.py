@@ -174,7 +174,7 @@ def capped(params: Params, cap: float, steps: int = 16) -> Params:
 def sealed(params: Params, cap: float) -> Params:
   """`capped` with exact norms, as NumPy arrays: nothing is above the cap."""
 
-  def apply(kernel: Array) -> np.ndarray:
+  def apply(kernel: np.ndarray) -> np.ndarray:
     exact = np.asarray(kernel, np.float64)
     sigma = np.linalg.svd(exact, compute_uv=False)[0]
     return (exact * min(1.0, cap / max(sigma, 1e-30))).astype(np.float32)

@@ -9,6 +9,7 @@ best responses the best ones.
 MeRLa 2026, https://arxiv.org/abs/2607.26094.
 """
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -83,9 +84,10 @@ def shape_bounded(
 
 
 def _shaping(batch: Batch) -> tuple[Float[Array, "B T"], Float[Array, "B"]]:
+  """The potential's values and their scale; no gradient goes through."""
   if batch.shaping is None:
     raise ValueError(
       "shaping=None: needs the potential's values; score the batch with the "
       "frozen reference before preparing it"
     )
-  return batch.shaping
+  return jax.lax.stop_gradient(batch.shaping)
