@@ -14,7 +14,7 @@ from mrl_jax.model import transformer
 from mrl_jax.parallel import mesh as mesh_lib
 from mrl_jax.parallel import sharding
 from mrl_jax.shaping import features, meta, potential, scale
-from mrl_jax.train import reference
+from mrl_jax.train import reference, update
 from mrl_jax.transforms import advantages, shaping, weights
 from mrl_jax.types import Distribution, Shaping, Source
 from tests import factories
@@ -234,6 +234,10 @@ def test_devices_and_microbatches_change_nothing(
   assert set(one) == {"potentials"} | ({"ref_logprobs"} if compared else set())
   for name in one:
     assert np.allclose(one[name], many[name], atol=1e-5), name
+  if compared:
+    plain = update.scorer(made, **options)(weights_, batch, 2).logprobs
+    real = np.asarray(batch.weights) != 0
+    assert np.allclose(one["ref_logprobs"][real], plain[real], atol=1e-6)
 
 
 def test_what_is_written_is_read_and_belongs_to_one_reference(
