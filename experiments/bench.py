@@ -4,8 +4,8 @@
 
 For a named shape: wall and CPU seconds (median and least) of sampling, of
 log-probs alone, of loss and gradient, and of the whole step with a reference
-forward; tokens per second; the temporaries XLA allocates; peak memory. The
-shapes of bench_sampling.py are of sampling alone. With
+forward, and of that forward with a potential (see bench_shaping.py); tokens
+per second; the temporaries XLA allocates; peak memory. The shapes of bench_sampling.py are of sampling alone. With
 --tokenizers, also of reading one tokenizer's completions in another's. CPU
 seconds are of the whole process and are the number to compare on a shared
 machine. The first, compiling call of each part is reported apart.
@@ -24,7 +24,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from experiments import bench_alignment, bench_sampling
+from experiments import bench_alignment, bench_sampling, bench_shaping
 from experiments import flags as flags_lib
 from mrl_jax import collate, compose, losses, records
 from mrl_jax import config as config_lib
@@ -180,6 +180,7 @@ def measure(
   )
   temporaries = memory.temp_size_in_bytes / 2**20
   out["loss_gradient"]["xla_temporaries_mib"] = round(temporaries, 1)
+  out["shaping"] = bench_shaping.measure(parts, batch, microbatches, reps)
   phases = []
   out["step"] = timed(lambda r: phases.append(parts.step(r)), reps)
   out["step"]["phases"] = {
