@@ -5,9 +5,10 @@
 For a named shape: wall and CPU seconds (median and least) of sampling, of
 log-probs alone, of loss and gradient, and of the whole step with a reference
 forward, and of that forward with a potential (see bench_shaping.py); tokens
-per second; the temporaries XLA allocates; peak memory. The shapes of bench_sampling.py are of sampling alone. With
---tokenizers, also of reading one tokenizer's completions in another's. CPU
-seconds are of the whole process and are the number to compare on a shared
+per second; the temporaries XLA allocates; peak memory. The shapes of
+bench_sampling.py are of sampling alone. With --tokenizers, also of reading one
+tokenizer's completions in another's. CPU seconds are of the whole process and
+are the number to compare on a shared
 machine. The first, compiling call of each part is reported apart.
 """
 
