@@ -52,12 +52,15 @@ def batch(
   extra: Iterable[records.Foreign] = (),
   slots: int = 0,
   peers: Mapping[str, records.Tally] | None = None,
+  *,
+  earned: bool = False,
 ) -> Batch:
   """A `Batch` of NumPy arrays from rollouts whose groups stand together.
 
   Advantages and clip ranges are NaN until a transform sets them. Weights
   are the loss mask: 1 on every completion token, EOS included. The bonus is
-  a row's novelty, 0 where there is none.
+  a row's novelty, 0 where there is none; it and what was earned need a
+  transform that makes something of them.
 
   Args:
     rows: own rollouts, equally many of each prompt.
@@ -65,6 +68,8 @@ def batch(
     slots: rows that stand behind each group for them; what is not filled has
       weight 0 and no reward.
     peers: what the peers earned, by prompt id.
+    earned: writes as credit what own tokens earned, where that is known, for
+      a transform such as `advantages.return_to_go`; else credit is 0.
   """
   rows = _grouped(tuple(rows), extra, slots)
   count = len(rows)
@@ -85,7 +90,9 @@ def batch(
     ),
     rewards=np.asarray([row.reward for row in rows], np.float32),
     advantages=unset,
-    credit=np.zeros((count, width), np.float32),
+    credit=right_pad(
+      [row.earned if earned else _NOTHING for row in rows], width, np.float32
+    ),
     bonus=np.asarray([row.novelty for row in rows], np.float32),
     clip_low=unset,
     clip_high=unset,
@@ -95,6 +102,9 @@ def batch(
     peers=_peers([(peers or {}).get(row.prompt_id) for row in rows]),
     trace=_trace([row.foreign for row in rows], width),
   )
+
+
+_NOTHING = np.zeros((0,), np.float32)
 
 
 class _Row(NamedTuple):
@@ -108,10 +118,8 @@ class _Row(NamedTuple):
   source: int
   version: int = 0  # of own rows
   novelty: float = 0.0  # of own rows
+  earned: np.ndarray = _NOTHING  # of own rows
   foreign: records.Foreign | None = None
-
-
-_NOTHING = np.zeros((0,), np.float32)
 
 
 def _grouped(
@@ -151,6 +159,7 @@ def _own(row: records.Rollout) -> _Row:
     int(Source.REGEN if row.root else Source.OWN),
     row.version,
     row.novelty or 0.0,
+    _NOTHING if row.earned is None else row.earned,
   )
 
 

@@ -43,6 +43,9 @@ class Rollout(NamedTuple):
   root: str = ""  # of a continued prefix: the prompt that it belongs to
   prefix: int = 0  # ids at the context's end that begin the answer
   novelty: float | None = None  # distance to the nearest; None: not measured
+  # [T] f32, what was earned when each token was written; None: nothing is
+  # known of it but the reward. With a prefix it adds up to what came after.
+  earned: np.ndarray | None = None
 
 
 class Header(NamedTuple):

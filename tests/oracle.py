@@ -127,3 +127,38 @@ def smooth(rows, values, temperature):
     total = sum(w * float(v) for w, v in zip(weights, values, strict=True))
     found.append(total / sum(weights))
   return found
+
+
+def return_to_go(
+  rewards,
+  earned,
+  lengths,
+  group,
+  ddof=1,
+  eps=1e-6,
+  normalize=True,
+  against="return",
+):
+  """What is still to come at each token, against the group, row by row."""
+  out = np.zeros(np.shape(earned))
+  earned = np.asarray(earned, np.float64)
+  for g in set(group):
+    index = [
+      i
+      for i in range(len(rewards))
+      if group[i] == g and np.isfinite(rewards[i])
+    ]
+    x = np.asarray([rewards[i] for i in index], np.float64)
+    if len(x) == 0 or x.max() - x.min() <= 1e-6:
+      continue
+    scale = np.sqrt(((x - x.mean()) ** 2).sum() / (len(x) - ddof)) + eps
+    for i in index:
+      for t in range(lengths[i]):
+        to_go = rewards[i] - sum(earned[i, :t])
+        rest = [rewards[j] for j in index]
+        if against == "to_go":
+          rest = [
+            rewards[j] - sum(earned[j, : min(t, lengths[j] - 1)]) for j in index
+          ]
+        out[i, t] = (to_go - np.mean(rest)) / (scale if normalize else 1)
+  return out

@@ -72,6 +72,14 @@ def test_merged_moments_are_those_of_the_union(seed, ddof):
     )
 
 
+def test_columns_are_centred_on_the_valid_rows_of_their_group():
+  values = jnp.asarray([[1.0, 0.0], [5.0, 2.0], [jnp.nan, 9.0], [4.0, 4.0]])
+  group = jnp.asarray([0, 0, 0, 1])
+  found = moments.center(values, group, jnp.asarray([True, True, False, False]))
+  assert found[:2].tolist() == [[-2.0, -1.0], [2.0, 1.0]]
+  assert found[3].tolist() == [4.0, 4.0]  # nobody to compare with
+
+
 def test_the_spread_of_no_row_is_minus_infinity_and_never_nan():
   values = jnp.asarray([jnp.nan, 1.0, 3.0])
   group = jnp.asarray([0, 1, 1])

@@ -81,14 +81,59 @@ def standardize(
   Liu et al. 2025 (Dr.GRPO, normalize=False),
   https://arxiv.org/abs/2503.20783.
   """
-  count, centers = _centers(values, group, valid)
-  centered = jnp.where(valid, values - centers[group], 0.0)
+  _, centers = _centers(values, group, valid)
+  scale = scales(
+    values,
+    group,
+    valid,
+    ddof=ddof,
+    eps=eps,
+    normalize=normalize,
+    degenerate_range=degenerate_range,
+  )
+  return over(values - centers[group], scale, valid)
+
+
+def scales(
+  values: Float[Array, "B"],
+  group: Int[Array, "B"],
+  valid: Bool[Array, "B"],
+  *,
+  ddof: int = 1,
+  eps: float = 1e-6,
+  normalize: bool = True,
+  degenerate_range: float = 1e-6,
+) -> Float[Array, "B"]:
+  """What `standardize` divides by: std_g + eps, of each row's group.
+
+  Without `normalize`, 1. Infinite where the group's values are all alike.
+  """
   live = spread(values, group, valid)[group] > degenerate_range
+  scale = jnp.ones_like(values)
   if normalize:
+    count, centers = _centers(values, group, valid)
+    centered = jnp.where(valid, values - centers[group], 0.0)
     squares = _sum(centered * centered, group)
     stds = jnp.sqrt(squares / jnp.maximum(count - ddof, 1.0))
-    centered = centered / (stds[group] + eps)
-  return jnp.where(live & valid, centered, 0.0)
+    scale = stds[group] + eps
+  return jnp.where(live, scale, jnp.inf)
+
+
+def over(
+  values: Float[Array, "B"], scale: Float[Array, "B"], valid: Bool[Array, "B"]
+) -> Float[Array, "B"]:
+  """values / scale; exactly 0 where that is infinite, or a row not valid."""
+  used = valid & jnp.isfinite(scale)
+  return jnp.where(used, jnp.where(used, values, 0.0) / scale, 0.0)
+
+
+def center(
+  values: Float[Array, "B T"], group: Int[Array, "B"], valid: Bool[Array, "B"]
+) -> Float[Array, "B T"]:
+  """x_{i,t} - mean_g x_t: every column against its group's valid rows."""
+  count = _sum(valid.astype(jnp.float32), group)
+  total = _sum(jnp.where(valid[:, None], values, 0.0), group)
+  return values - (total / jnp.maximum(count, 1.0)[:, None])[group]
 
 
 def standardize_mixed(

@@ -9,10 +9,11 @@ split by its own hash, so no test chain is ever trained on.
 """
 
 import functools
+import itertools
 
 import numpy as np
 
-from mrl_jax.tasks import dataset, splits
+from mrl_jax.tasks import dataset, splits, verify
 from mrl_jax.tasks.dataset import Problem, Task, Verifier
 
 _DEFAULT_RANGE = (1, 8)  # operations of a chain
@@ -30,8 +31,12 @@ def make(
   split: str = "train",
   seed: int = 0,
   size: int | None = None,
+  process: bool = False,
 ) -> Task:
   """Makes the task; `size` None gives a new chain at every index.
+
+  With `process`, right values earn their share before the chain is whole:
+  see `check_steps`. What counts as correct stays the same.
 
   Raises:
     ValueError: for a split or a range of operations that does not exist.
@@ -47,12 +52,33 @@ def make(
     _problem, name, min_operations, max_operations, split, seed
   )
   problem = dataset.indexed(problem, size)
-  return Task(name, size, problem, Verifier(check, quick=True))
+  verifier = Verifier(check_steps if process else check, quick=True)
+  return Task(name, size, problem, verifier)
 
 
 def check(completion: str, problem: Problem) -> bool:
   """True where the whole chain of running values is exact."""
   return completion.strip() == problem.answer
+
+
+def check_steps(completion: str, problem: Problem) -> verify.Verdict:
+  """1/n for each of the n values up to the first wrong one, as it is written.
+
+  The last value earns its share by ending the text, and not by being
+  written: what follows it may still make it wrong. So the reward is 1 for
+  the exact chain, which alone is correct, and at most (n - 1)/n otherwise.
+  """
+  count = len(problem.answer)
+  text = completion.lstrip()
+  start = len(completion) - len(text)
+  pairs = zip(text, problem.answer, strict=False)
+  alike = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+  right = sum(1 for _ in alike)
+  paid = min(right, count - 1)
+  steps = tuple((start + end, 1 / count) for end in range(1, paid + 1))
+  if check(completion, problem):
+    return verify.Verdict(1.0, verify.Outcome.correct, steps)
+  return verify.Verdict(paid / count, verify.Outcome.wrong, steps)
 
 
 def running_values(chain: str) -> str:

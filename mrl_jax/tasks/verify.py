@@ -15,6 +15,7 @@ import logging
 import math
 import multiprocessing
 import multiprocessing.connection
+import operator
 import pickle
 import signal
 import threading
@@ -42,10 +43,17 @@ class Outcome(enum.StrEnum):
 
 
 class Verdict(NamedTuple):
-  """A reward, NaN where the completion could not be scored, and why."""
+  """A reward, NaN where the completion could not be scored, and why.
+
+  `steps` may say when parts of the reward were earned, as pairs: how many
+  characters of the completion are written when a step is over, and what it
+  earned. What the steps leave of the reward is earned by the end. A step
+  should be judged by what is written until it is over, and by nothing else.
+  """
 
   reward: float
   outcome: Outcome
+  steps: tuple[tuple[int, float], ...] = ()
 
 
 _UNSCORED = (Outcome.gold_unparsed, Outcome.timeout, Outcome.error)
@@ -62,7 +70,7 @@ def grade(
 ) -> Verdict:
   """Runs `check` here and now; whatever it raises is an `error`."""
   try:
-    return as_verdict(check(completion, problem))
+    return _within(as_verdict(check(completion, problem)), completion)
   except (Exception, SystemExit):
     report(traceback.format_exc(limit=-3))
     return ERROR
@@ -98,7 +106,32 @@ def _checked(verdict: Verdict) -> Verdict:
     fits = math.isfinite(reward)
   if not fits:
     raise ValueError(f"a verdict of {outcome} cannot have reward {reward}")
-  return Verdict(reward, outcome)
+  if outcome in _UNSCORED and verdict.steps:
+    raise ValueError(f"a verdict of {outcome} cannot have steps")
+  return Verdict(reward, outcome, _steps(verdict.steps))
+
+
+def _steps(steps: Sequence[Any]) -> tuple[tuple[int, float], ...]:
+  """The steps in plain numbers; each is over later than the one before."""
+  found = tuple((operator.index(end), float(earned)) for end, earned in steps)
+  last = 0
+  for end, earned in found:
+    if end <= last:
+      raise ValueError(f"a step's end must be above {last}, got {end}")
+    if not math.isfinite(earned):
+      raise ValueError(f"the step that ends at {end} cannot earn {earned}")
+    last = end
+  return found
+
+
+def _within(verdict: Verdict, completion: str) -> Verdict:
+  """The verdict, unless one of its steps ends behind the completion."""
+  if verdict.steps and verdict.steps[-1][0] > len(completion):
+    raise ValueError(
+      f"a step ends at {verdict.steps[-1][0]}, but the completion has"
+      f" {len(completion)} characters"
+    )
+  return verdict
 
 
 def counts(verdicts: Sequence[Verdict]) -> dict[str, int]:

@@ -259,6 +259,8 @@ def rollouts(round_: records.Round):
     more = {"root": row.root, "prefix": row.prefix} if row.root else {}
     if row.novelty is not None:
       more["novelty"] = row.novelty
+    if row.earned is not None:
+      more["earned"] = row.earned.tolist()
     yield {
       **more,
       "policy": round_.policy,

@@ -15,6 +15,7 @@ from mrl_jax.exchange import codec, inbox, publish, store
 from mrl_jax.explore import explorer
 from mrl_jax.tasks import dataset, verify
 from mrl_jax.train import policy as policy_lib
+from mrl_jax.train import steps
 
 
 class Cursor(NamedTuple):
@@ -74,12 +75,20 @@ def judge(
   rows: Sequence[records.Rollout],
   problems: Sequence[dataset.Problem],
   samples: int,
+  actor: policy_lib.Actor | None = None,
 ) -> list[records.Rollout]:
-  """The rollouts with their rewards and outcomes, each by its own problem."""
+  """The rollouts with their rewards and outcomes, each by its own problem.
+
+  With the actor that wrote them, also with what each token earned.
+  """
   items = [(row.text, problems[i // samples]) for i, row in enumerate(rows)]
   verdicts = pool.score(items)
   return [
-    row._replace(reward=float(v.reward), outcome=str(v.outcome.value))
+    row._replace(
+      reward=float(v.reward),
+      outcome=str(v.outcome.value),
+      earned=None if actor is None else steps.earned(actor.tokenizer, row, v),
+    )
     for row, v in zip(rows, verdicts, strict=True)
   ]
 

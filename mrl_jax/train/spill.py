@@ -36,6 +36,7 @@ _SCHEMA = pa.schema(
     ("version", pa.int64()),
     ("root", pa.string()),
     ("prefix", pa.int32()),
+    ("earned", pa.list_(pa.float32())),
   ]
 )
 _NAME = re.compile(r"part-(\d{6})\.arrow")
@@ -142,4 +143,9 @@ def _reader(column: pa.Array):
   if not pa.types.is_list(column.type):
     return lambda index: column[index].as_py()
   ends, values = column.offsets.to_numpy(), column.values.to_numpy()
-  return lambda index: values[ends[index] : ends[index + 1]]
+  there = column.is_valid().to_numpy(zero_copy_only=False)
+
+  def read(index: int) -> np.ndarray | None:
+    return values[ends[index] : ends[index + 1]] if there[index] else None
+
+  return read

@@ -127,7 +127,9 @@ def act(run_: Run, work: Work, number: int) -> None:
     rows = _generate(run_, work, work.slots[chosen], number)
     run_.hooks.phase(policy.name, "verify" + _of(part, len(problems) // size))
     with work.clock("verify"):
-      rows = rounds.judge(run_.pool, rows, problems[chosen], policy.samples)
+      rows = rounds.judge(
+        run_.pool, rows, problems[chosen], policy.samples, policy.actor
+      )
     work.shelf.put(part, rows)
   work.round = records.Round(policy.name, number, work.shelf.rows())
   _explore(run_, work)

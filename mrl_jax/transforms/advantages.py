@@ -29,8 +29,7 @@ def group_advantages(
   `normalize=False` it is Dr.GRPO's A = R - mean_g. See
   `moments.standardize`.
   """
-  if ddof < 0:
-    raise ValueError(f"ddof={ddof} must be at least 0")
+  _check_ddof(ddof)
 
   def apply(batch: Batch) -> Batch:
     mine = rows.among(batch, source)
@@ -62,8 +61,7 @@ def mixed_advantages(
   `mix` is the peers' share of the baseline; None takes the statistics of the
   union, 0 is `group_advantages`. See `moments.standardize_mixed`.
   """
-  if ddof < 0:
-    raise ValueError(f"ddof={ddof} must be at least 0")
+  _check_ddof(ddof)
   if mix is not None and not 0 <= mix <= 1:
     raise ValueError(f"mix={mix} must be in [0, 1], or None")
 
@@ -83,6 +81,79 @@ def mixed_advantages(
     return _set(batch, mine, found)
 
   return apply
+
+
+def return_to_go(
+  source: rows.Sources = rows.OWN_SAMPLES,
+  *,
+  ddof: int = 1,
+  eps: float = 1e-6,
+  normalize: bool = True,
+  degenerate_range: float = 1e-6,
+  against: str = "return",
+) -> BatchTransform:
+  """Each token is worth what is earned from it on, and not before it.
+
+  With r_{i,k} what the host wrote as credit, b_{i,t} = sum_{k<t} r_{i,k}, and
+  G_{i,t} = R_i - b_{i,t} the return to go,
+
+    "return":  c_{i,t} = -b_{i,t} / (std_g + eps), so that
+               A_i + c_{i,t} = (G_{i,t} - mean_g R) / (std_g + eps)
+    "to_go":   c_{i,t} = -(b_{i,t} - mean_g b_t) / (std_g + eps), so that
+               A_i + c_{i,t} = (G_{i,t} - mean_g G_t) / (std_g + eps)
+
+  and c replaces the credit, 0 in a degenerate group. It stands behind
+  `group_advantages` of the same arguments. Both take off what the past alone
+  decides, so under one scale for all groups the expected gradient stays
+  GRPO's. The mean return is a poor guess at what is still to come late in a
+  good response, and there it can cost more variance than it saves; the mean
+  to go is taken at the same token, where a row that is over counts as at its
+  last token. With nothing earned before the end both are GRPO.
+
+  The idea is process supervision of Shao et al. 2024 (DeepSeekMath),
+  https://arxiv.org/abs/2402.03300, section 4.1.3, which standardises the
+  rewards of all steps of a group and adds up those of the steps to come. So
+  there the number of steps matters, and here it does not: returns are what
+  is compared.
+
+  Raises:
+    ValueError: `against` is neither "return" nor "to_go", or ddof < 0.
+  """
+  _check_ddof(ddof)
+  if against not in ("return", "to_go"):
+    raise ValueError(f"against={against!r} must be 'return' or 'to_go'")
+
+  def apply(batch: Batch) -> Batch:
+    mine = rows.among(batch, source)
+    valid = mine & jnp.isfinite(batch.rewards)
+    scale = moments.scales(
+      batch.rewards,
+      batch.group,
+      valid,
+      ddof=ddof,
+      eps=eps,
+      normalize=normalize,
+      degenerate_range=degenerate_range,
+    )
+    mask = batch.weights != 0
+    before = _before(batch.credit, mask)
+    if against == "to_go":
+      before = moments.center(before, batch.group, valid)
+    used = mask & valid[:, None]
+    credit = jnp.where(used, -before / scale[:, None], 0.0)
+    return batch._replace(credit=credit)
+
+  return apply
+
+
+def _before(
+  earned: Float[Array, "B T"], mask: Bool[Array, "B T"]
+) -> Float[Array, "B T"]:
+  """sum_{k<t} r_k, and behind a row's last token what it is there."""
+  steps = jax.lax.broadcasted_iota(jnp.int32, mask.shape, 1)
+  last = jnp.where(mask, steps, 0).max(-1, keepdims=True)
+  total = jnp.cumsum(jnp.where(steps < last, earned, 0.0), -1)
+  return jnp.pad(total[:, :-1], ((0, 0), (1, 0)))
 
 
 def constant_baseline(
@@ -113,6 +184,11 @@ def add_novelty(
     return batch._replace(bonus=jnp.where(mine, worth, batch.bonus))
 
   return apply
+
+
+def _check_ddof(ddof: int) -> None:
+  if ddof < 0:
+    raise ValueError(f"ddof={ddof} must be at least 0")
 
 
 def _set(
