@@ -138,8 +138,9 @@ def shaping(batch: Batch) -> dict[str, Any]:
   """What a potential says of the own rows; nothing where there is none.
 
   "shaping/phi": the mean of phi over tokens, which shaping should leave at
-  0; "shaping/phi_std"; "shaping/spread" and "shaping/spread_max": of
-  max - min of Phi within a prompt; "shaping/scale": what phi is divided by.
+  0; "shaping/phi_std"; "shaping/radius" and "shaping/radius_max": the d of
+  the bounds, half of max - min of Phi within a prompt, mean and greatest;
+  "shaping/scale": what phi is divided by.
   """
   if batch.shaping is None:
     return {}
@@ -153,12 +154,12 @@ def shaping(batch: Batch) -> dict[str, Any]:
   whole = potentials.last(batch.shaping.potentials, mask)
   spreads = moments.spread(whole, batch.group, real)
   some = jnp.isfinite(spreads)
-  spreads = jnp.where(some, spreads, 0.0)
+  radii = jnp.where(some, spreads / 2, 0.0)
   return {
     "shaping/phi": mean,
     "shaping/phi_std": jnp.sqrt(square),
-    "shaping/spread": spreads.sum() / jnp.maximum(some.sum(), 1),
-    "shaping/spread_max": spreads.max(),
+    "shaping/radius": radii.sum() / jnp.maximum(some.sum(), 1),
+    "shaping/radius_max": radii.max(),
     "shaping/scale": batch.shaping.scale[0],
   }
 

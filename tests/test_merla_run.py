@@ -150,7 +150,6 @@ def test_all_four_methods_run_as_one(tmp_path, parts):
   [
     ({"reduction": "token_mean"}, "reduction", "constant_mean"),
     ({"reduction": "sequence_mean"}, "reduction", "lengths"),
-    ({"loss": ("gspo",)}, "loss", "length"),
     ({"potential": ()}, "potential", "meta_train"),
     ({"drop_degenerate": True}, "drop_degenerate", "every group"),
     ({"shaping_decay": 1.0}, "shaping_decay", "[0, 1)"),

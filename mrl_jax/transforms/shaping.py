@@ -45,8 +45,8 @@ def shape_sequence(
   """R <- R + alpha Phi(x, y), before anything is made of rewards.
 
   The paper's form. What is lost of the reward is at most
-  min(2 alpha d, (alpha d)^2 / (2 beta)), with d the spread of Phi within a
-  prompt and beta the weight of a KL to the reference.
+  min(2 alpha d, (alpha d)^2 / (2 beta)), with d half of max - min of Phi
+  within a prompt and beta the weight of a KL to the reference.
   """
 
   def apply(batch: Batch) -> Batch:
