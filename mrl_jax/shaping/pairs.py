@@ -110,14 +110,17 @@ def _wrong_text(field: str, value: Any) -> str:
 def _is_number(value: Any) -> bool:
   if isinstance(value, bool) or not isinstance(value, int | float):
     return False
-  return math.isfinite(value)
+  try:
+    return math.isfinite(value)
+  except OverflowError:  # a whole number beyond every float
+    return False
 
 
 def write(path: str | os.PathLike[str], pairs: Iterable[Pair]) -> None:
   """The inverse of `read`; the file is there whole or not at all."""
   path = pathlib.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
-  new = path.with_suffix(".new")
+  new = path.with_name(path.name + ".new")
   lines = (json.dumps(pair._asdict()) + "\n" for pair in pairs)
   new.write_text("".join(lines), encoding="utf-8")
   os.replace(new, path)
@@ -134,10 +137,13 @@ def held_out(
     seed: of the draw.
 
   Raises:
-    ValueError: no name begins so, or nothing is left on one side.
+    ValueError: a share that is none, no name begins so, or nothing is left
+      on one side.
   """
   names = sorted(set(tasks))
   if isinstance(chosen, float):
+    if not 0 < chosen < 1:
+      raise ValueError(f"a share of tasks must be in (0, 1), got {chosen}")
     count = round(chosen * len(names))
     order = np.random.default_rng(seed).permutation(len(names))
     found = {names[number] for number in order[:count]}
