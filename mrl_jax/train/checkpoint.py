@@ -52,6 +52,10 @@ class Checkpoints:
     """The last complete checkpoint's number, or None."""
     return self._manager.latest_step()
 
+  def all(self) -> list[int]:
+    """The numbers of all complete checkpoints, in order."""
+    return sorted(self._manager.all_steps())
+
   def save(
     self,
     number_: int,

@@ -1,0 +1,99 @@
+"""The drift study: a frozen encoder moves nothing, another one does."""
+
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.studies import drift
+from mrl_jax import records
+from mrl_jax.model import spec as spec_lib
+from mrl_jax.model import transformer
+from mrl_jax.shaping import potential
+
+SAMPLES = 4
+
+
+@pytest.fixture(scope="module")
+def model():
+  config = {
+    "model_type": "llama",
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 4,
+    "vocab_size": 11,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e4,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+  }
+  return transformer.make(spec_lib.from_config(config))
+
+
+def rollouts(prompts=3):
+  rng = np.random.default_rng(0)
+  for number in range(prompts * SAMPLES):
+    tokens = rng.integers(11, size=rng.integers(1, 6)).astype(np.int32)
+    nothing = np.zeros(len(tokens), np.float32)
+    right = bool(rng.integers(2))
+    yield records.Rollout(
+      prompt_id=str(number // SAMPLES),
+      sample=number % SAMPLES,
+      prompt="",
+      context=(1, 2, 3),
+      tokens=tokens,
+      logprobs=nothing,
+      entropies=nothing,
+      finished=True,
+      text="",
+      answer="",
+      reward=float(right),
+      outcome="correct" if right else "wrong",
+    )
+
+
+def test_only_another_version_moves_a_potential(model, tmp_path):
+  params, other = (model.init(jax.random.key(seed)) for seed in (0, 1))
+  spec = potential.Spec(width=8, hidden=8)
+  found = potential.Potential(
+    spec, potential.init(spec, jax.random.key(2)), np.zeros(8, np.float32)
+  )
+  actor = types.SimpleNamespace(model=model)
+  rows = list(rollouts())
+
+  def study(*encoders):
+    return drift.study(actor, encoders, found, rows, SAMPLES)
+
+  same = study((0, params), (4, params))
+  assert same["variance_over_training"] == 0
+  assert same["encoders"][1]["residual"] == same["encoders"][1]["moved"] == 0
+  moved = study((0, params), (4, other))
+  assert moved["variance_over_training"] > 0
+  assert moved["encoders"][0]["moved"] == 0 < moved["encoders"][1]["moved"]
+  # Shaping rewards of which the first half is of one version and the second
+  # half of the other add up to the gap between the two, halfway.
+  one = drift.read(model, params, found, rows, SAMPLES)
+  two = drift.read(model, other, found, rows, SAMPLES)
+  gaps = []
+  for row in range(len(rows)):
+    length = len(rows[row].tokens)
+    half = length // 2
+    after = [*one[0][row, 1:length], 0.0]
+    later = [*two[0][row, 1:length], 0.0]
+    added = [after[t] - one[0][row, t] for t in range(half)]
+    added += [later[t] - two[0][row, t] for t in range(half, length)]
+    gaps.append(abs(sum(added)))
+  assert np.isclose(np.mean(gaps), moved["encoders"][1]["residual"], atol=1e-6)
+  assert drift.table(moved).count("\n") == 3
+  assert drift.figure(moved, tmp_path / "x.png").exists()
+
+
+def test_accuracy_is_of_pairs_of_one_prompt():
+  values = np.asarray([3.0, 1.0, 2.0, 2.0, 9.0, 9.0, 9.0, 9.0])
+  right = np.asarray([1, 0, 1, 0, 1, 1, 1, 1], bool)
+  assert drift.accuracy(values, right, 4) == (1 + 1 + 1 + 0.5) / 4
+  assert drift.accuracy(values[4:], right[4:], 4) is None
