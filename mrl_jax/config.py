@@ -68,11 +68,7 @@ class Config:
     (8,), "Completions per prompt (G), per policy."
   )
   updates: int = _field(1, "Optimiser steps per round.")
-  part: int = _field(
-    0,
-    "Prompts that are generated, verified and kept on disk at a time; 0: a "
-    "round's all at once.",
-  )
+  part: int = _field(0, "Prompts generated and put on disk at a time; 0: all.")
   shuffle: bool = _field(
     True, "Shuffle a round's groups before they are split into updates."
   )
@@ -85,10 +81,7 @@ class Config:
     "anew; 0: only at the start of a round.",
   )
   microbatches: int = _field(1, "Gradient accumulation steps per update.")
-  rows: int = _field(
-    0,
-    "Slots: rows decoded at a time, as one ends the next enters; 0: all.",
-  )
+  rows: int = _field(0, "Slots, each decoding row after row; 0: one a row.")
   sampler: str = _field(
     "",
     "Another engine: module:function, called as sampling.engine.make is.",
@@ -113,6 +106,12 @@ class Config:
   clip_high: float = _field(0.28, "... to 1 + clip_high.")
   dual_clip: float = _field(
     0.0, "Bound on the loss of negative rows, as a ratio; 0: off."
+  )
+  process: str = _field(
+    "none",
+    "Each token is worth what is earned from it on, against the group's mean "
+    "return, or its mean to go there; none: the whole reward.",
+    allowed.PROCESSES,
   )
   veto: str = _field(
     "none",
@@ -244,8 +243,7 @@ class Config:
   )
   shaping: str = _field(
     "token",
-    "Where it works: on tokens, as a baseline; on the reward; or there, "
-    "bounded.",
+    "Where it works: as a baseline of tokens, on the reward, or there bounded.",
     allowed.SHAPINGS,
   )
   shaping_alpha: float = _field(0.3, "Weight of the potential.")

@@ -29,6 +29,8 @@ def _check_recipe(config: Any, parts: list[str]) -> None:
     why = "grpo or dr_grpo, not both"
   elif {"prp", "xgrpo"} <= set(parts):
     why = "prp's groups hold the peers' rewards already; xgrpo adds nothing"
+  elif config.process != "none" and {"prp", "xgrpo"} & set(parts):
+    why = f"--process={config.process} compares own samples; no prp, no xgrpo"
   elif "extra" in parts and {"novelty", "regenerate"} & set(parts):
     why = "extra is novelty and regenerate already"
   elif probes and len(config.policies) < 2:

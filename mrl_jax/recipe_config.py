@@ -47,6 +47,7 @@ def make(
     loss=_loss(config, policy),
     reduction=_reduction(config),
     advantage=_advantage(config, names),
+    process=_process(config, "dr_grpo" not in names),
     clip=(config.clip_low, config.clip_high),
     correction=correction,
     denominator=denominator,
@@ -159,6 +160,14 @@ def _advantage(config: config_lib.Config, names: list[str]) -> BatchTransform:
     return advantages.mixed_advantages(mix, normalize=normalize)
   union = rows.SAMPLES if "prp" in names else rows.OWN_SAMPLES
   return advantages.group_advantages(union, normalize=normalize)
+
+
+def _process(
+  config: config_lib.Config, normalize: bool
+) -> BatchTransform | None:
+  if config.process == "none":
+    return None
+  return advantages.return_to_go(normalize=normalize, against=config.process)
 
 
 def _loss(config: config_lib.Config, policy: int) -> TokenLoss:

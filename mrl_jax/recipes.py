@@ -47,6 +47,7 @@ class Recipe(NamedTuple):
   novelty: novelty_lib.Rule | None = None  # that its bonus follows
   prefixes: prefixes_lib.Rule | None = None  # that it tries again
   shaping: shaping_lib.Rule | None = None  # how it uses a potential
+  earned: bool = False  # needs what each token earned
 
 
 def grpo(
@@ -54,6 +55,7 @@ def grpo(
   loss: TokenLoss,
   reduction: BatchTransform,
   advantage: BatchTransform | None = None,
+  process: BatchTransform | None = None,
   clip: tuple[float, float] = (0.2, 0.28),
   correction: weights.Correction | None = None,
   denominator: str = "original",
@@ -62,7 +64,8 @@ def grpo(
   """GRPO (Shao et al. 2024, https://arxiv.org/abs/2402.03300).
 
   With `group_advantages(normalize=False)` and a constant reduction it is
-  Dr.GRPO (Liu et al. 2025, https://arxiv.org/abs/2503.20783).
+  Dr.GRPO (Liu et al. 2025, https://arxiv.org/abs/2503.20783). `process` is
+  `advantages.return_to_go`, for verifiers that judge steps.
   """
   nothing = compose.chain()
   own = rows.OWN_SAMPLES
@@ -71,6 +74,7 @@ def grpo(
   before, after = (correct, nothing) if kept else (nothing, correct)
   prepare = compose.chain(
     advantage or advantages.group_advantages(),
+    process or nothing,
     clipping.clip_range(*clip),
     before,
     reduction,
@@ -78,7 +82,8 @@ def grpo(
     foreign.anchor(own) if rescore else nothing,
   )
   needs = rescore or correction is not None
-  return Recipe(compose.chain(), prepare, loss, rescore=needs)
+  earned = process is not None
+  return Recipe(nothing, prepare, loss, rescore=needs, earned=earned)
 
 
 def mu_grpo(

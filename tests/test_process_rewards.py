@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mrl_jax import collate, compose, losses
+from mrl_jax import config as config_lib
+from mrl_jax.exchange import store
 from mrl_jax.parallel import mesh as mesh_lib
 from mrl_jax.parallel import sharding
 from mrl_jax.tasks import arithmetic, dataset, verify
@@ -20,7 +22,7 @@ from mrl_jax.train import policy as policy_lib
 from mrl_jax.train import report, rounds, spill, steps
 from mrl_jax.transforms import advantages, clipping, weights
 from mrl_jax.types import Source
-from tests import factories, oracle, test_collate
+from tests import factories, oracle, runs, test_collate
 
 NAN = float("nan")
 BOTH = pytest.mark.parametrize("against", ["return", "to_go"])
@@ -389,3 +391,31 @@ def test_what_cannot_be_is_refused():
     advantages.return_to_go(against="mean")
   with pytest.raises(ValueError, match="ddof=-1"):
     advantages.return_to_go(ddof=-1)
+
+
+def test_the_flag_reaches_the_losses(tmp_path):
+  """A run that learns from steps, and one whose steps are only summed."""
+  policy = runs.policy(tmp_path / "tiny", "char")
+
+  def train(name, **flags):
+    config = config_lib.Config(
+      workdir=str(tmp_path / name),
+      policies=(policy,),
+      task_args='{"min_operations": 2, "max_operations": 2, "process": true}',
+      rounds=2,
+      prompts=8,
+      samples=(4,),
+      completion_limit=6,
+      lr=(0.01,),
+      mesh=(1, 1, 1),
+      shares=(1,),
+      **flags,
+    )
+    found, states = runs.train(config, store.Memory())
+    return found["tiny"], jax.tree.leaves(states["tiny"].params)
+
+  whole, plain = train("none")
+  steps, other = train("return", process="return")
+  assert steps[0]["reward"] == whole[0]["reward"]
+  assert steps[0]["grad_norm"] != whole[0]["grad_norm"]
+  assert not all(map(np.array_equal, plain, other))

@@ -158,8 +158,7 @@ def gradient(
     if not settings.inner_lr:
       return one(params, task)
     half = task.gap.shape[0] // 2
-    first = jax.tree.map(lambda x: x[:half], task)
-    second = jax.tree.map(lambda x: x[half:], task)
+    first, second = _take(task, slice(half)), _take(task, slice(half, None))
     _, step = one(params, first)
     network = jax.tree.map(
       lambda p, g: p - settings.inner_lr * g, params["network"], step["network"]
@@ -168,6 +167,10 @@ def gradient(
 
   costs, grads = jax.vmap(of_task)(examples)
   return jax.tree.map(lambda g: g.mean(0), grads), costs.mean()
+
+
+def _take(examples: Examples, rows: Any) -> Examples:
+  return jax.tree.map(lambda x: x[rows], examples)
 
 
 class Data(NamedTuple):
@@ -196,10 +199,6 @@ def data(
     names,
     np.asarray([name in held_out for name in names]),
   )
-
-
-def _take(data_: Data, rows: np.ndarray) -> Examples:
-  return jax.tree.map(lambda x: x[rows], data_.examples)
 
 
 def standard(
@@ -235,14 +234,14 @@ def train(
   """
   kept = ~data_.held_out[data_.task]
   params = potential.init(spec, jax.random.key(settings.seed))
-  params = standard(spec, params, _take(data_, kept))
+  params = standard(spec, params, _take(data_.examples, kept))
   if not settings.steps:
     return potential.sealed(params, spec.cap), []
   groups = [
     np.flatnonzero(data_.task == number)
     for number in np.flatnonzero(~data_.held_out)
   ]
-  unseen = jax.device_put(_take(data_, ~kept))
+  unseen = jax.device_put(_take(data_.examples, ~kept))
   whole = jax.device_put(data_.examples)
   optimizer = optax.adam(settings.lr)
   run = jax.jit(functools.partial(_steps, spec, settings, optimizer))
@@ -284,7 +283,7 @@ def _draw(rng, groups, settings: Settings) -> np.ndarray:
 def _steps(spec, settings, optimizer, state, rest, whole, rows):
   def step(state, chosen):
     network, moments = state
-    examples = jax.tree.map(lambda x: x[chosen], whole)
+    examples = _take(whole, chosen)
     params = {**rest, "network": network}
     grads, cost = gradient(spec, params, examples, settings)
     change, moments = optimizer.update(grads["network"], moments)

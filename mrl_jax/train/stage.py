@@ -192,7 +192,13 @@ class Stage:
     extra = [row for name in here for row in self._extra.get(name, ())]
     for blank in range(self.plan.size - len(groups)):
       rows += [_blank(rows[0], f"blank/{blank}")] * samples
-    return collate.batch(rows, extra, self.round.slots, self.round.peers)
+    return collate.batch(
+      rows,
+      extra,
+      self.round.slots,
+      self.round.peers,
+      earned=self.policy.recipe.earned,
+    )
 
   def _path(self, number: int) -> pathlib.Path:
     return self._folder / f"scores-{number:06d}.npz"
@@ -203,6 +209,7 @@ def _blank(like: records.Rollout, name: str) -> records.Rollout:
   return like._replace(
     prompt_id=name,
     novelty=None,
+    earned=None,
     tokens=np.zeros((0,), np.int32),
     logprobs=np.zeros((0,), np.float32),
     entropies=np.zeros((0,), np.float32),
