@@ -2,191 +2,146 @@ r"""Auxiliary tasks with right and wrong responses, to meta-train a potential.
 
   python -m experiments.auxiliary --policy=experiments/assets/char \
     --out=pairs.jsonl
+  python -m experiments.auxiliary --responses=corrupted --families=gym \
+    --prompts=32 --out=pairs.jsonl
 
-Chains of arithmetic are many tasks: one for every set of operators, number of
-operations and range of operands. The policy answers their prompts; where some
-of its answers to a prompt are right and some wrong, they make pairs.
-Every answer is verified. With --responses=corrupted no policy is asked: the
-solution is the right answer, and the wrong one has an error somewhere.
+A family is many tasks: chains of arithmetic with every set of operators,
+number of operations and range of operands; countdowns of every size; or the
+families of reasoning-gym. The policy answers the prompts; where some of its
+answers to a prompt are right and some wrong, they make pairs. With
+--responses=corrupted no policy is asked: the solution is the right answer, and
+the wrong one has an error somewhere. Every answer is verified.
 """
 
-import collections
 import functools
-import itertools
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+import sys
+from collections.abc import Sequence
 
 import numpy as np
+import rich.box
+import rich.console
+import rich.table
 from absl import flags
+from rich import progress as rich_progress
 
-from experiments import evaluate, models
+from experiments import auxiliary_gym, auxiliary_tasks, models
+from experiments import auxiliary_responses as responses_lib
 from experiments import flags as flags_lib
 from mrl_jax import config as config_lib
-from mrl_jax.explore import explorer
-from mrl_jax.parallel import mesh as mesh_lib
 from mrl_jax.shaping import pairs
-from mrl_jax.tasks import arithmetic, dataset, splits, verify
-from mrl_jax.train import policy as policy_lib
 
 RESPONSES = ("policy", "corrupted")
 
 
-class Variant(NamedTuple):
-  """One auxiliary task: prompts that differ in nothing but their numbers."""
-
-  name: str
-  problem: Callable[[int], dataset.Problem]
-  verifier: dataset.Verifier
-  corrupt: Callable[[dataset.Problem, np.random.Generator], str]
-
-
-def chains() -> list[Variant]:
-  """133 tasks: ranges of operands, sets of operators, numbers of operations.
-
-  `chain/0-9/+-*/` are what chain arithmetic itself asks for: all operands and
-  all operators, with 2 to 8 operations.
-  """
-  found = []
-  sets = [
-    "".join(some)
-    for count in (1, 2, 3)
-    for some in itertools.combinations("+-*", count)
-  ]
-  shapes = [((0, 9), n) for n in range(2, 9)]
-  shapes += itertools.product([(1, 5), (0, 6), (3, 9), (2, 8)], (3, 5, 7))
-  for (operands, count), operators in itertools.product(shapes, sets):
-    low, high = operands
-    name = f"chain/{low}-{high}/{operators}/{count}"
-    problem = functools.partial(_chain, name, operators, count, operands)
-    verifier = dataset.Verifier(arithmetic.check, quick=True)
-    found.append(Variant(name, problem, verifier, _corrupt))
+def _gym() -> list[auxiliary_tasks.Variant]:
+  """Says on standard error what is left out."""
+  found, refused = auxiliary_gym.families()
+  for name, reason in refused.items():
+    print(f"gym/{name} left out: {reason}", file=sys.stderr)
   return found
 
 
-def _chain(name, operators, count, operands, index: int) -> dataset.Problem:
-  """A chain that is not of the held-out prompts."""
-  words = [index, count, *operands, *map(ord, operators)]
-  generator = np.random.default_rng(words)
-  low, high = operands
-  while True:
-    digits = generator.integers(low, high + 1, count + 1)
-    signs = generator.choice(list(operators), count)
-    tail = "".join(f"{s}{d}" for s, d in zip(signs, digits[1:], strict=True))
-    prompt = f"{digits[0]}{tail}="
-    if not splits.is_test(prompt):
-      answer = arithmetic.running_values(prompt)
-      return dataset.Problem(f"{name}/{index}", prompt, answer)
+FAMILIES = {
+  "chain": auxiliary_tasks.chains,
+  "countdown": auxiliary_tasks.countdowns,
+  "gym": _gym,
+}
 
 
-def _corrupt(problem: dataset.Problem, rng: np.random.Generator) -> str:
-  """One running value is wrong; from there on right again, or at random."""
-  chain, answer = problem.prompt, problem.answer
-  place = int(rng.integers(len(answer)))
-  wrong = (int(answer[place]) + int(rng.integers(1, 10))) % 10
-  rest = f"{wrong}{chain[2 * place + 3 :]}"
-  if rng.random() < 0.5:
-    tail = arithmetic.running_values(rest)
-  else:
-    tail = "".join(map(str, rng.integers(0, 10, len(answer) - place - 1)))
-  return f"{answer[:place]}{wrong}{tail}"
-
-
-def corrupted(
-  variants: Sequence[Variant], count: int, seed: int
-) -> Iterator[pairs.Pair]:
-  """`count` pairs of each task, the wrong response made from the right one."""
-  for variant in variants:
-    rng = np.random.default_rng([seed, *map(ord, variant.name)])
-    for index in range(count):
-      problem = variant.problem(seed * 1_000_003 + index)
-      wrong = variant.corrupt(problem, rng)
-      if not variant.verifier.check(wrong, problem):
-        yield pairs.Pair(variant.name, problem.prompt, problem.answer, wrong)
-
-
-def sampled(
-  variants: Sequence[Variant],
+def build(
+  responses: str,
   policy: str,
   count: int,
   samples: int,
   seed: int,
-  tell: Callable[[str, int], None] = lambda task, found: None,
-) -> Iterator[pairs.Pair]:
-  """The policy's own right and wrong answers to `count` prompts of each task.
-
-  A prompt with both gives up to two pairs, each of other texts.
+  families: Sequence[str] = ("chain",),
+) -> list[pairs.Pair]:
+  """The pairs of the families' tasks, with a summary on the terminal.
 
   Args:
-    variants: the tasks.
-    policy: a Hugging Face directory.
+    responses: whose, one of `RESPONSES`.
+    policy: a Hugging Face directory; corrupted responses need none.
     count: prompts of a task.
-    samples: answers to a prompt.
-    seed: of prompts, samples and pairing.
-    tell: told of each task's number of pairs.
+    samples: of the policy for a prompt.
+    seed: of everything.
+    families: some of `FAMILIES`.
+
+  Raises:
+    ConfigError: an unknown family, or not one pair came out.
   """
-  config = config_lib.Config(
-    workdir="unused", policies=(policy,), seed=seed, completion_limit=16
-  )
-  mesh = mesh_lib.make(-1, 1, 1)
-  actor, params = policy_lib.load_actor(config, 0, mesh, samples)
-  for variant in variants:
-    problems = [variant.problem(seed * 1_000_003 + i) for i in range(count)]
-    slots = [
-      explorer.Slot(p, i, policy_lib.render(actor, p.prompt, config))
-      for i, p in enumerate(problems)
-    ]
-    with verify.Pool(variant.verifier) as pool:
-      rows = evaluate.draw(actor, params, slots, pool, samples)
-    found = 0
-    for number, problem in enumerate(problems):
-      group = rows[number * samples : (number + 1) * samples]
-      for pair in _paired(variant.name, problem, group):
-        found += 1
-        yield pair
-    tell(variant.name, found)
-
-
-def _paired(task: str, problem, group) -> Iterator[pairs.Pair]:
-  right = [r.text for r in group if r.outcome == verify.Outcome.correct.value]
-  wrong = [r.text for r in group if r.outcome == verify.Outcome.wrong.value]
-  share = len(right) / len(group)
-  texts = [list(dict.fromkeys(texts)) for texts in (right, wrong)]
-  if not all(texts):
-    return
-  for number in range(min(2, max(map(len, texts)))):
-    good, bad = (some[number % len(some)] for some in texts)
-    if good.strip() and bad.strip():
-      yield pairs.Pair(task, problem.prompt, good, bad, share=share)
-
-
-def build(
-  responses: str, policy: str, count: int, samples: int, seed: int
-) -> list[pairs.Pair]:
-  """The chains' pairs."""
-  found: list[Any]
-  if responses == "corrupted":
-    found = list(corrupted(chains(), count, seed))
-  else:
-    found = list(sampled(chains(), policy, count, samples, seed))
-  tasks = collections.Counter(pair.task for pair in found)
-  print(f"{len(found)} pairs of {len(tasks)} tasks")
+  for family in families:
+    if family not in FAMILIES:
+      raise config_lib.ConfigError(
+        "families", family, f"allowed: {', '.join(FAMILIES)}"
+      )
+  tasks = [task for family in families for task in FAMILIES[family]()]
+  skipped = responses_lib.Skipped()
+  with rich_progress.Progress() as bar:
+    line = bar.add_task("auxiliary tasks", total=len(tasks))
+    tell = functools.partial(bar.advance, line)
+    if responses == "corrupted":
+      found = responses_lib.corrupted(tasks, count, seed, skipped, tell)
+    else:
+      found = responses_lib.sampled(
+        tasks, policy, count, samples, seed, skipped, tell
+      )
+  summary(found, skipped)
+  if not found:
+    raise config_lib.ConfigError(
+      "families", families, f"not one pair came out: {dict(skipped)}"
+    )
   return found
+
+
+def summary(
+  found: Sequence[pairs.Pair], skipped: responses_lib.Skipped
+) -> None:
+  """Prints how many tasks and pairs a family has, and what it has not."""
+  grid = rich.table.Table(box=rich.box.ASCII2)
+  for name in ("family", "tasks", "pairs", "share", "skipped prompts"):
+    grid.add_column(name, justify="right" if name[-1] == "s" else "left")
+  by_family: dict[str, list[pairs.Pair]] = {f: [] for f, _ in skipped}
+  for pair in found:
+    by_family.setdefault(pair.task.split("/")[0], []).append(pair)
+  for family, mine in by_family.items():
+    reasons = [
+      f"{n:,}: {why}" for (f, why), n in skipped.items() if f == family
+    ]
+    share = f"{np.mean([p.share for p in mine]):.2f}" if mine else ""
+    tasks = len({pair.task for pair in mine})
+    grid.add_row(
+      family, str(tasks), f"{len(mine):,}", share, "\n".join(reasons)
+    )
+  rich.console.Console().print(grid)
 
 
 def main() -> int:
   values = flags.FLAGS
-  policy = models.locate(values.policy, "policy")
+  policy = ""
+  if values.responses == "policy":
+    if not values.policy:
+      raise config_lib.ConfigError(
+        "policy", values.policy, "needed, or --responses=corrupted"
+      )
+    policy = models.locate(values.policy, "policy")
   found = build(
-    values.responses, policy, values.prompts, values.samples, values.seed
+    values.responses,
+    policy,
+    values.prompts,
+    values.samples,
+    values.seed,
+    values.families,
   )
   pairs.write(pathlib.Path(values.out).expanduser(), found)
   return 0
 
 
-def define() -> None:
+def define(needs_policy: bool = True) -> None:
   """Defines the flags of which pairs there are."""
-  flags.DEFINE_string("policy", None, "The policy's directory.", required=True)
+  flags.DEFINE_string(
+    "policy", None, "The policy's directory.", required=needs_policy
+  )
   flags.DEFINE_enum(
     "responses", "policy", RESPONSES, "Whose answers are paired."
   )
@@ -197,6 +152,7 @@ def define() -> None:
 
 
 if __name__ == "__main__":
-  define()
+  define(needs_policy=False)
+  flags.DEFINE_list("families", ["chain"], "Some of chain, countdown, gym.")
   flags.DEFINE_string("out", None, "File to write.", required=True)
   flags_lib.run(main)
