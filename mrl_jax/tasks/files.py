@@ -9,16 +9,15 @@ error that says what was found in its place.
 import collections
 import decimal
 import json
-import math
 import pathlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from mrl_jax.tasks import dataset
+from mrl_jax.tasks import dataset, verifiers
+from mrl_jax.tasks import rubric as rubric_lib
 from mrl_jax.tasks.dataset import Problem, Task, Verifier
 
 SUFFIXES = (".jsonl", ".parquet")
-_NUMBERS = int | float | decimal.Decimal
 
 
 class Report(NamedTuple):
@@ -29,6 +28,23 @@ class Report(NamedTuple):
   dropped: dict[str, int]  # reason -> rows
 
 
+class _Columns(NamedTuple):
+  """The names of the columns that are asked for."""
+
+  prompt: str
+  answer: str
+  id: str
+  rubric: str | None = None
+
+  @property
+  def required(self) -> tuple[str, str]:
+    return self.prompt, self.rubric or self.answer
+
+  @property
+  def optional(self) -> tuple[str, ...]:
+    return (self.answer, self.id) if self.rubric else (self.id,)
+
+
 def load(
   path: str | pathlib.Path,
   verifier: Verifier,
@@ -36,14 +52,18 @@ def load(
   prompt: str = "prompt",
   answer: str = "answer",
   id: str = "id",
+  rubric: str = "rubric",
 ) -> tuple[Task, Report]:
-  """Reads a task from `path`; `prompt`, `answer` and `id` name its columns.
+  """Reads a task from `path`; `prompt`, `answer`, ... name its columns.
 
-  The id column is optional; without it a row is `<file name>/<row>`.
+  The id column is optional; without it a row is `<file name>/<row>`. For the
+  `rubric` verifier the answer is optional and the rubric is not; for any
+  other the rubric is not read.
 
   Raises:
     FileNotFoundError: no such file.
-    ValueError: a missing column, a repeated id, or no usable row.
+    ValueError: a missing column, a repeated id, no usable row, or a rubric
+      that names a function which is not there.
   """
   path = pathlib.Path(path)
   if path.suffix not in SUFFIXES:
@@ -53,8 +73,10 @@ def load(
   read = _parquet if path.suffix == ".parquet" else _jsonl
   problems, dropped, columns = {}, collections.Counter(), set()
   rows = 0
-  for row in read(path, (prompt, answer, id)):
-    problem = _problem(row, path.name, rows, prompt, answer, id)
+  weighed = verifier.check is rubric_lib.check
+  names = _Columns(prompt, answer, id, rubric if weighed else None)
+  for row in read(path, names):
+    problem = _problem(row, f"{path.name}/{rows}", names)
     rows += 1
     if isinstance(row, dict):
       columns |= set(row)
@@ -64,56 +86,75 @@ def load(
     if problem.id in problems:
       raise ValueError(f"{path}: id {problem.id!r} stands in two rows")
     problems[problem.id] = problem
-  for column in (prompt, answer):
+  for column in names.required:
     if rows and columns and column not in columns:
       raise _no_column(path, column, columns)
   if not problems:
     raise ValueError(f"{path}: no usable row out of {rows}: {dict(dropped)}")
   order = list(problems.values())
+  if weighed:
+    _resolve(path, order)
   problem_at = dataset.indexed(order.__getitem__, len(order))
   task = Task(path.name, len(order), problem_at, verifier)
   return task, Report(rows, len(order), dict(dropped))
 
 
-def _problem(
-  row: Any, name: str, index: int, prompt: str, answer: str, id: str
-) -> Problem | str:
+def _problem(row: Any, name: str, names: _Columns) -> Problem | str:
   """Returns the row as a problem, or the reason why it cannot be one."""
   if not isinstance(row, dict):
     return "not a JSON object"
-  question, gold = row.get(prompt), row.get(answer)
-  for value in (question, gold):
-    if value is None:
-      return f"missing {prompt if value is question else answer}"
+  for column in names.required:
+    if row.get(column) is None:
+      return f"missing {column}"
+  question, gold = row[names.prompt], row.get(names.answer)
   if not isinstance(question, str):
-    return f"{prompt} is not text"
-  # Numbers are common as answers; bool is an int to Python and is not one.
-  if isinstance(gold, bool) or not isinstance(gold, str | _NUMBERS):
-    return f"{answer} is neither text nor a number"
-  if not isinstance(gold, str):
-    if not math.isfinite(gold):
-      return f"{answer} is not finite"
-    gold = _written(gold)
+    return f"{names.prompt} is not text"
+  if gold is None:
+    gold = ""  # of a rubric
+  elif not isinstance(gold, str):
+    if not verifiers.is_number(gold):
+      return _no_answer(gold, names.answer)
+    gold = verifiers.written(gold)
   if not question.strip():
-    return f"empty {prompt}"
-  if not gold.strip():
-    return f"empty {answer}"
-  key = row.get(id)
+    return f"empty {names.prompt}"
+  if not gold.strip() and names.rubric is None:
+    return f"empty {names.answer}"
+  key = row.get(names.id)
   if key is None:
-    key = f"{name}/{index}"
+    key = name
   elif isinstance(key, bool) or not isinstance(key, str | int) or key == "":
-    return f"{id} is neither text nor an integer"
+    return f"{names.id} is neither text nor an integer"
   problem = Problem(str(key), question, gold)
-  for field, text in zip((id, prompt, answer), problem, strict=False):
+  columns = names.id, names.prompt, names.answer
+  for field, text in zip(columns, problem, strict=False):
     if not _is_unicode(text):
       return f"{field} is not valid Unicode"
-  return problem
+  return problem if names.rubric is None else _weighed(problem, row, names)
 
 
-def _written(number: int | float | decimal.Decimal) -> str:
-  """A whole number without a point: pandas makes 5 a 5.0 in many columns."""
-  text = format(decimal.Decimal(str(number)), "f")
-  return text.rstrip("0").rstrip(".") if "." in text else text
+def _no_answer(gold: Any, column: str) -> str:
+  if isinstance(gold, float | decimal.Decimal):
+    return f"{column} is not finite"
+  return f"{column} is neither text nor a number"
+
+
+def _weighed(problem: Problem, row: dict, names: _Columns) -> Problem | str:
+  """The problem with its rubric, or what is wrong with that."""
+  try:
+    criteria = rubric_lib.read(row[names.rubric], problem.answer)
+  except ValueError as error:
+    return f"{names.rubric}: {error}"
+  return problem._replace(extra={"rubric": criteria})
+
+
+def _resolve(path: pathlib.Path, problems: list[Problem]) -> None:
+  """Finds the functions that the rubrics name, once for all rows."""
+  kinds = {c.kind for p in problems for c in p.extra["rubric"]}
+  for kind in sorted(kind for kind in kinds if ":" in kind):
+    try:
+      verifiers.resolve(kind)
+    except ValueError as error:
+      raise ValueError(f"{path}: rubric: {error}") from None
 
 
 def _is_unicode(text: str) -> bool:
@@ -125,8 +166,8 @@ def _is_unicode(text: str) -> bool:
   return True
 
 
-def _jsonl(path: pathlib.Path, columns: tuple[str, ...]) -> Iterator[Any]:
-  del columns  # a line is parsed whole
+def _jsonl(path: pathlib.Path, names: _Columns) -> Iterator[Any]:
+  del names  # a line is parsed whole
   with path.open("rb") as lines:
     for line in lines:
       if not line.strip():
@@ -137,7 +178,7 @@ def _jsonl(path: pathlib.Path, columns: tuple[str, ...]) -> Iterator[Any]:
         yield None
 
 
-def _parquet(path: pathlib.Path, columns: tuple[str, ...]) -> Iterator[Any]:
+def _parquet(path: pathlib.Path, names: _Columns) -> Iterator[Any]:
   import pyarrow
   from pyarrow import parquet
 
@@ -147,9 +188,10 @@ def _parquet(path: pathlib.Path, columns: tuple[str, ...]) -> Iterator[Any]:
     raise ValueError(f"{path}: not a Parquet file: {error}") from None
   with file:
     found = file.schema_arrow.names
-    for column in columns[:2]:
+    for column in names.required:
       if column not in found:
         raise _no_column(path, column, set(found))
+    columns = (*names.required, *names.optional)
     wanted = [column for column in columns if column in found]
     for group in range(file.num_row_groups):
       try:

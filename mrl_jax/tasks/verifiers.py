@@ -2,8 +2,12 @@
 
 `exact` compares texts, `numeric` numbers, and `math` mathematical expressions.
 Each says `unparsed` where it found no answer, so that a model that does not
-keep to the form can be told from one that is wrong.
+keep to the form can be told from one that is wrong. `rubric` weighs criteria.
 """
+
+import decimal
+import math
+from typing import Any
 
 from mrl_jax import named
 from mrl_jax.tasks import extract, numerals, verify
@@ -57,6 +61,19 @@ def _same(a: numerals.Number, b: numerals.Number) -> bool:
   return percent == bare * 100 or (percent == bare and abs(bare) > 1)
 
 
+def is_number(value: Any) -> bool:
+  """Whether a gold answer is a finite number; to Python, a bool is an int."""
+  if isinstance(value, int):  # which may be beyond every float
+    return not isinstance(value, bool)
+  return isinstance(value, float | decimal.Decimal) and math.isfinite(value)
+
+
+def written(number: int | float | decimal.Decimal) -> str:
+  """A whole number without a point: pandas makes 5 a 5.0 in many columns."""
+  text = format(decimal.Decimal(str(number)), "f")
+  return text.rstrip("0").rstrip(".") if "." in text else text
+
+
 exact = Verifier(exact_check, quick=True)
 numeric = Verifier(numeric_check, quick=True)
 
@@ -74,13 +91,17 @@ def resolve(spec: str) -> Verifier:
     from mrl_jax.tasks import mathematics  # half a second of sympy
 
     return mathematics.verifier
+  if spec == "rubric":
+    from mrl_jax.tasks import rubric  # which resolves its criteria here
+
+    return rubric.verifier
   built_in = {"exact": exact, "numeric": numeric}
   if spec in built_in:
     return built_in[spec]
   if ":" not in spec:
     raise ValueError(
-      f"verifier must be one of {[*built_in, 'math']} or module:function,"
-      f" got {spec!r}"
+      f"verifier must be one of {[*built_in, 'math', 'rubric']} or"
+      f" module:function, got {spec!r}"
     )
   check = named.find("verifier", spec, (Verifier,))
   return check if isinstance(check, Verifier) else Verifier(check)
