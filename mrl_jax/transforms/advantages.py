@@ -90,7 +90,7 @@ def return_to_go(
   eps: float = 1e-6,
   normalize: bool = True,
   degenerate_range: float = 1e-6,
-  against: str = "return",
+  against: str = "to_go",
 ) -> BatchTransform:
   """Each token is worth what is earned from it on, and not before it.
 
@@ -105,10 +105,11 @@ def return_to_go(
   and c replaces the credit, 0 in a degenerate group. It stands behind
   `group_advantages` of the same arguments. Both take off what the past alone
   decides, so under one scale for all groups the expected gradient stays
-  GRPO's. The mean return is a poor guess at what is still to come late in a
-  good response, and there it can cost more variance than it saves; the mean
-  to go is taken at the same token, where a row that is over counts as at its
-  last token. With nothing earned before the end both are GRPO.
+  GRPO's. But the mean return is a poor guess at what is still to come late in
+  a response: there every advantage is negative, which costs more variance
+  than it saves, and chain arithmetic was unlearned. The mean to go is taken at
+  the same token, where a row that is over counts as at its last. With nothing
+  earned before the end both are GRPO.
 
   The idea is process supervision of Shao et al. 2024 (DeepSeekMath),
   https://arxiv.org/abs/2402.03300, section 4.1.3, which standardises the
