@@ -148,11 +148,12 @@ def define(needs_policy: bool = True) -> None:
   flags.DEFINE_integer("prompts", 256, "Prompts of each task.", 1)
   flags.DEFINE_integer("samples", 8, "Answers to each prompt.", 2)
   flags.DEFINE_integer("seed", 0, "Of prompts, samples and training.", 0)
-  flags_lib.show("policy", "responses", "prompts", "samples", "seed")
+  flags.DEFINE_list("families", ["chain"], "Some of chain, countdown, gym.")
+  names = ("policy", "responses", "families", "prompts", "samples", "seed")
+  flags_lib.show(*names)
 
 
 if __name__ == "__main__":
   define(needs_policy=False)
-  flags.DEFINE_list("families", ["chain"], "Some of chain, countdown, gym.")
   flags.DEFINE_string("out", None, "File to write.", required=True)
   flags_lib.run(main)

@@ -203,6 +203,7 @@ def _pairs(values) -> list[pairs.Pair]:
       values.prompts,
       values.samples,
       values.seed,
+      values.families,
     )
   try:
     found, told = pairs.read(pathlib.Path(values.data).expanduser())
