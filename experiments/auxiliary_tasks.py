@@ -16,7 +16,7 @@ import numpy as np
 from mrl_jax.tasks import arithmetic, countdown, splits
 from mrl_jax.tasks.dataset import Problem, Verifier
 
-_PATIENCE = 200  # prompts drawn for each that is asked for, at most
+_PATIENCE = 100  # prompts drawn for each that is asked for, at most
 
 
 class Variant(NamedTuple):
@@ -98,7 +98,7 @@ def _slipped(problem: Problem, generator: np.random.Generator) -> str:
 
 
 def countdowns() -> list[Variant]:
-  """18 tasks, `countdown/<numbers>/<largest>/<target>`, which share no prompt.
+  """17 tasks, `countdown/<numbers>/<largest>/<target>`, which share no prompt.
 
   Countdown itself, as it is by default, is those of 3 and of 4 numbers.
   """
@@ -107,6 +107,8 @@ def countdowns() -> list[Variant]:
   for numbers, largest, target in itertools.product(
     (3, 4, 5), ((1, 5), (6, 9)), ((0, 20), (21, 50), (51, 99))
   ):
+    if numbers == 3 and largest[1] == 5 and target[0] > 50:
+      continue  # which makes hardly anything
     bands = "/".join(f"{low}-{high}" for low, high in (largest, target))
     name = f"countdown/{numbers}/{bands}"
     problems = functools.partial(_countdowns, numbers, largest, target)
