@@ -5,6 +5,7 @@ which also ends it. A policy is a table of logits, one row for each prefix, so
 expectations and their gradients are sums over all responses.
 """
 
+import functools
 import itertools
 from typing import NamedTuple
 
@@ -12,8 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mrl_jax.transforms import rows
-from mrl_jax.types import Batch, Scores, Shaping
+from mrl_jax import compose, losses, recipes
+from mrl_jax.kernels import potentials
+from mrl_jax.shaping import scale as scale_lib
+from mrl_jax.transforms import advantages, rows, weights
+from mrl_jax.types import Batch, BatchTransform, Scores, Shaping
 from tests import factories
 
 VOCAB, LIMIT = 3, 3
@@ -53,7 +57,8 @@ class Problem(NamedTuple):
   """Random rewards, potential and policy on the tree; float64."""
 
   rewards: np.ndarray  # [L]
-  steps: np.ndarray  # [L, T] what each token earns
+  steps: np.ndarray  # [L, T] what each token might earn
+  earned: np.ndarray  # [L, T] what the host says it earned: nothing
   potential: np.ndarray  # [N] g of each prefix
   logits: np.ndarray  # [N, V]
 
@@ -63,6 +68,7 @@ def problem(seed: int) -> Problem:
   return Problem(
     rewards=rng.integers(0, 3, COUNT) / 2.0,
     steps=rng.normal(size=(COUNT, LIMIT)) * TREE.mask,
+    earned=np.zeros((COUNT, LIMIT)),
     potential=rng.normal(size=TREE.nodes),
     logits=rng.normal(size=(TREE.nodes, VOCAB)),
   )
@@ -86,7 +92,10 @@ def values(potential: np.ndarray) -> np.ndarray:
 
 
 def batch(
-  found: Problem, chosen: jax.Array, scale: float, potentials: jax.Array
+  found: Problem,
+  chosen: jax.Array,
+  scale: float | jax.Array,
+  read: jax.Array,
 ) -> Batch:
   """The group of the chosen responses, as the trainer would see it."""
   count = chosen.shape[0]
@@ -101,40 +110,123 @@ def batch(
     weights=jnp.asarray(TREE.mask, float)[chosen],
     behavior_logprobs=behavior[chosen],
     rewards=jnp.asarray(found.rewards)[chosen],
+    credit=jnp.asarray(found.earned)[chosen],
     group=jnp.zeros((count,), jnp.int32),
     source=jnp.full((count,), int(rows.OWN_SAMPLES[0]), jnp.int32),
-    shaping=Shaping(potentials[chosen], jnp.full((count,), scale)),
+    shaping=Shaping(read[chosen], jnp.full((count,), scale)),
   )
 
 
-def _gradients(found, prepare, loss, scale) -> tuple[np.ndarray, np.ndarray]:
+def phi(found: Problem) -> np.ndarray:
+  """phi(s_t) along every response [L, T], by the kernel."""
+  with jax.enable_x64(True):
+    read = jnp.asarray(values(found.potential))
+    return np.asarray(potentials.telescoping(read, jnp.asarray(TREE.mask)))
+
+
+def whole(found: Problem) -> np.ndarray:
+  """Phi(x, y) of every response [L], by the kernel."""
+  with jax.enable_x64(True):
+    read = jnp.asarray(values(found.potential))
+    return np.asarray(potentials.last(read, jnp.asarray(TREE.mask)))
+
+
+def best(returns: np.ndarray) -> set[int]:
+  """The responses of which none is better."""
+  return set(np.flatnonzero(returns >= returns.max() - 1e-12).tolist())
+
+
+# Recipes, and the gradients that they expect.
+
+ALPHA = 0.7
+RULE = scale_lib.Rule("token", ALPHA)
+CONSTANT = weights.constant_mean(LIMIT)
+
+
+# What is made once is compiled once, for all problems.
+@functools.cache
+def grpo(
+  reduction: BatchTransform = CONSTANT, loss=None, normalize=True, process=None
+) -> recipes.Recipe:
+  """GRPO, or Dr.GRPO, as a run would make it."""
+  return recipes.grpo(
+    loss=loss or losses.policy_gradient(),
+    reduction=reduction,
+    advantage=advantages.group_advantages(normalize=normalize),
+    process=process,
+  )
+
+
+@functools.cache
+def shaped(base: recipes.Recipe, rule: scale_lib.Rule = RULE) -> recipes.Recipe:
+  """MeRLa on a base."""
+  return recipes.merla(base, rule)
+
+
+@functools.cache
+def by_hand(write) -> recipes.Recipe:
+  """GRPO whose tokens are shaped by `write`: (batch, phi, mask) -> [B, T]."""
+
+  def shape(rows_: Batch) -> Batch:
+    mask = rows_.weights != 0
+    along = potentials.telescoping(rows_.shaping.potentials, mask)
+    credit = ALPHA / rows_.shaping.scale[:, None] * write(rows_, along, mask)
+    return rows_._replace(credit=jnp.where(mask, credit, 0.0))
+
+  plain = grpo()
+  return plain._replace(prepare=compose.chain(plain.prepare, shape))
+
+
+@functools.cache
+def _compiled(recipe: recipes.Recipe):
+  """(logits, problem, scale, chosen [K, 2]) -> a gradient for each pair."""
+
+  def cost(logits, found, scale, chosen):
+    scores = logprobs(logits)[chosen]
+    read = jnp.where(TREE.mask, found.potential[TREE.node], 0.0)
+    rows_ = recipe.prepare(batch(found, chosen, scale, read))
+    return losses.objective(recipe.loss)(
+      Scores(scores, jnp.zeros_like(scores)), rows_
+    )
+
+  return jax.jit(jax.vmap(jax.grad(cost), (None, None, None, 0)))
+
+
+def _gradients(
+  found: Problem, recipe: recipes.Recipe, scale: float
+) -> tuple[np.ndarray, np.ndarray]:
   """Of every pair of responses, and the chance of drawing it."""
   pairs = np.asarray(list(itertools.product(range(COUNT), repeat=2)))
   with jax.enable_x64(True):
-    potentials = jnp.asarray(values(found.potential))
-
-    def cost(logits, chosen):
-      scores = logprobs(logits)[chosen]
-      rows_ = prepare(batch(found, chosen, scale, potentials))
-      return loss(Scores(scores, jnp.zeros_like(scores)), rows_)
-
-    grads = jax.jit(jax.vmap(jax.grad(cost), (None, 0)))
-    each = grads(jnp.asarray(found.logits), jnp.asarray(pairs))
+    moved = jax.tree.map(jnp.asarray, found)
+    each = _compiled(recipe)(moved.logits, moved, scale, jnp.asarray(pairs))
   chances = probabilities(found.logits)
   return np.asarray(each), chances[pairs[:, 0]] * chances[pairs[:, 1]]
 
 
-def expected_gradient(found: Problem, prepare, loss, scale=0.5) -> np.ndarray:
+def expected_gradient(
+  found: Problem, recipe: recipes.Recipe, scale: float = 0.5
+) -> np.ndarray:
   """E of the loss's gradient over all groups of two samples [N, V].
 
   Exact: every pair of responses, weighted by the chance of drawing it from
   the policy itself.
   """
-  each, chances = _gradients(found, prepare, loss, scale)
+  each, chances = _gradients(found, recipe, scale)
   return (chances[:, None, None] * each).sum(0)
 
 
-def second_moment(found: Problem, prepare, loss, scale=0.5) -> float:
+def change(
+  found: Problem, plain: recipes.Recipe, shaped: recipes.Recipe
+) -> float:
+  """How far the expected gradients lie apart, relative to their size."""
+  one, other = (expected_gradient(found, r) for r in (plain, shaped))
+  return float(np.abs(other - one).max() / np.abs(one).max())
+
+
+def second_moment(
+  found: Problem, recipe: recipes.Recipe, scale: float = 0.5
+) -> float:
   """E |gradient|^2 over all groups of two samples."""
-  each, chances = _gradients(found, prepare, loss, scale)
+  each, chances = _gradients(found, recipe, scale)
   return float(chances @ (each**2).sum((1, 2)))
