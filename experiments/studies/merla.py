@@ -77,6 +77,7 @@ ARMS = {
   START: (),
   "grpo": (_CONSTANT,),
   "token": _shaped("token", "token"),
+  "token_light": _shaped("token", "token", "--shaping_alpha=0.1"),
   "sequence": _shaped("sequence", "sequence"),
   "bounded": _shaped("bounded", "bounded"),
   "token_untrained": _shaped("token", "untrained"),

@@ -15,6 +15,7 @@ NAMES = {
   "start": "the warm start",
   "grpo": "GRPO",
   "token": "token, meta-trained",
+  "token_light": "token, meta-trained, alpha 0.1",
   "token_untrained": "token, untrained",
   "token_zero": "token, alpha 0",
   "sequence": "sequence, meta-trained",
@@ -74,8 +75,21 @@ def table(results: dict[str, Any]) -> str:
   return "\n".join(lines)
 
 
+def collapsed(run: dict[str, Any]) -> bool:
+  """Whether a run ended lower than it began."""
+  curve = run["curve"]
+  return bool(np.mean(curve[-16:]) < np.mean(curve[:8]))
+
+
 def stability(results: dict[str, Any]) -> str:
-  """Markdown: how fast and how steadily; ratios to GRPO with intervals."""
+  """Markdown: how fast and how steadily; ratios to GRPO with intervals.
+
+  Of the runs that did not collapse: one that stays at 0 is steady too.
+  """
+  trained = [run for run in results["runs"] if "curve" in run]
+  fallen = [run["arm"] for run in trained if collapsed(run)]
+  runs = [run for run in trained if not collapsed(run)]
+  results = {**results, "runs": runs}
   keys = {
     "reward_variance": "variance of the last 16 rounds' reward",
     "rest_variance": "the same around a line, last 32",
@@ -83,16 +97,16 @@ def stability(results: dict[str, Any]) -> str:
     "norm": "gradient norm",
   }
   lines = [
-    "| arm | rounds to 90 % of the rise | minus GRPO | "
+    "| arm | collapsed | rounds to 90 % of the rise | minus GRPO | "
     + " | ".join(f"{name}, over GRPO's" for name in keys.values())
     + " |",
-    "|---|---|---|" + "---|" * len(keys),
+    "|---|---|---|---|" + "---|" * len(keys),
   ]
-  for arm in _arms(results):
+  for arm in _arms({"runs": trained}):
     rounds = by_seed(results, arm, "to_ninety")
-    if not rounds:
-      continue
-    cells = [NAMES[arm], _cell(rounds.values(), "", 1)]
+    fell = fallen.count(arm)
+    count = f"{fell} of {fell + len(rounds)}"
+    cells = [NAMES[arm], count, _cell(rounds.values(), "", 1)]
     gain = gains(results, arm, "to_ninety")
     cells.append("" if arm == BASE else _cell(gain, "+", 1))
     for key in keys:
