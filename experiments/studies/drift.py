@@ -1,21 +1,22 @@
 """A potential on a frozen against an evolving encoder.
 
-  python -m experiments.studies.drift --run=RUN --potential=DIR --out=drift.json
+  python -m experiments.studies.drift --policies=DIR --potential=DIR
+  python -m experiments.studies.drift --run=RUN --potential=DIR
 
-RUN is a run of GRPO that kept several checkpoints. On one fixed set of
-held-out answers of the initial policy, the potential is read from the states
-of the initial policy, as training does, and from those of every checkpoint, as
-it would be if the encoder were the policy itself: how much each value moves,
-how well it still tells right from wrong, and what shaping would add to a
-response in whose middle the encoder changes its version: with one version it
-is nothing, exactly.
+The first form trains the policy by GRPO on chain arithmetic and keeps a
+checkpoint every few rounds; what is finished is not repeated. The second takes
+a run that is there. On one fixed set of held-out answers of the initial policy,
+the potential is read from the states of the initial policy, as training does,
+and from those of every checkpoint, as it would be if the encoder were the
+policy itself: how much each value moves, how well it still tells right from
+wrong, and what shaping would add to a response in whose middle the encoder
+changes its version: with one version it is nothing, exactly.
 """
 
 import functools
-import json
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import matplotlib.figure
@@ -24,14 +25,42 @@ from absl import flags
 
 from experiments import evaluate, plots, tasks
 from experiments import flags as flags_lib
+from experiments.studies import jobs as jobs_lib
 from mrl_jax import collate, records
 from mrl_jax import config as config_lib
 from mrl_jax.kernels import potentials
 from mrl_jax.model import transformer
 from mrl_jax.parallel import mesh as mesh_lib
-from mrl_jax.shaping import potential
+from mrl_jax.shaping import features, potential
 from mrl_jax.train import checkpoint
 from mrl_jax.train import policy as policy_lib
+
+PLACES = ("1/4", "1/2", "3/4", "whole")  # of a response's tokens
+TRAINING = (
+  "--task=chain_arithmetic",
+  '--task_args={"min_operations": 4, "max_operations": 8, "size": 512}',
+  "--completion_limit=10",
+  "--prompt_limit=32",
+  "--rounds=64",
+  "--prompts=64",
+  "--samples=16",
+  "--lr=2e-4",
+  "--lr_warmup=5",
+  "--clip_norm=1.0",
+  "--reduction=constant_mean",
+  "--save_every=8",
+  "--keep=99",
+  "--save_rollouts=false",
+  "--progress=plain",
+)
+
+
+class View(NamedTuple):
+  """What the potential says of the answers, read by one encoder."""
+
+  phi: np.ndarray  # [B, T]
+  whole: np.ndarray  # [B] Phi, of each answer but for its last token
+  mask: np.ndarray  # [B, T] bool
 
 
 def read(
@@ -40,8 +69,8 @@ def read(
   found: potential.Potential,
   rows: Sequence[records.Rollout],
   samples: int,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """phi(s_t) [B, T] and Phi [B] of the rows under one encoder, and the mask."""
+) -> View:
+  """The potential of every prefix of the rows, by this encoder."""
   batch = jax.device_put(collate.batch(rows))
   mask = batch.weights != 0
 
@@ -57,7 +86,7 @@ def read(
     phi = potentials.telescoping(values, mask)
     return phi, potentials.last(values, mask)
 
-  return *map(np.asarray, run(params)), np.asarray(mask)
+  return View(*map(np.asarray, run(params)), np.asarray(mask))
 
 
 def accuracy(
@@ -77,30 +106,30 @@ def accuracy(
 
 
 def compare(
-  first: tuple[np.ndarray, np.ndarray, np.ndarray],
-  now: tuple[np.ndarray, np.ndarray, np.ndarray],
-  right: np.ndarray,
-  samples: int,
-) -> dict[str, float | None]:
-  """One checkpoint's numbers; `first` is the frozen encoder's."""
-  (frozen, whole, mask), (phi, moved, _) = first, now
-  lengths = mask.sum(1)
-  middle = np.maximum(lengths // 2, 0)
-  rows = np.arange(len(lengths))
-  radius = np.ptp(moved.reshape(-1, samples), axis=1) / 2
+  frozen: View, now: View, right: np.ndarray, samples: int
+) -> dict[str, Any]:
+  """One encoder's numbers beside the frozen one's."""
+  mask = frozen.mask
+  places = np.asarray([features.places(int(n)) for n in mask.sum(1)])
+  moved = np.abs(now.phi - frozen.phi)
+  rows = np.arange(len(places))
+  radius = np.ptp(now.whole.reshape(-1, samples), axis=1) / 2
   return {
-    "phi_std": float(phi[mask].std()),
-    "moved": float(np.abs(phi - frozen)[mask].mean()),
-    "moved_whole": float(np.abs(moved - whole).mean()),
-    "residual": float(np.abs(phi - frozen)[rows, middle].mean()),
+    "phi_std": float(now.phi[mask].std()),
+    "moved": float(moved[mask].mean()),
+    "moved_whole": float(np.abs(now.whole - frozen.whole).mean()),
+    # Old until halfway, new from there: phi_old - phi_new is left over.
+    "residual": float(moved[rows, places[:, 1]].mean()),
     "radius": float(radius.mean()),
-    "middle": accuracy(phi[rows, middle], right, samples),
-    "whole": accuracy(moved, right, samples),
+    "right": {
+      name: accuracy(now.phi[rows, places[:, number]], right, samples)
+      for number, name in enumerate(PLACES)
+    },
   }
 
 
 def study(
-  actor: policy_lib.Actor,
+  model: transformer.Model,
   encoders: Sequence[tuple[int, Any]],
   found: potential.Potential,
   rows: Sequence[records.Rollout],
@@ -108,21 +137,24 @@ def study(
 ) -> dict[str, Any]:
   """The numbers of every encoder, the frozen one first."""
   right = np.asarray([row.outcome == "correct" for row in rows])
-  view = functools.partial(
-    read, actor.model, found=found, rows=rows, samples=samples
-  )
+  view = functools.partial(read, model, found=found, rows=rows, samples=samples)
   seen = [(rounds, view(params)) for rounds, params in encoders]
-  first = seen[0][1]
-  mask = first[2]
-  over = np.stack([phi for _, (phi, _, _) in seen])
+  frozen = seen[0][1]
+  phi = np.stack([now.phi for _, now in seen])[:, frozen.mask]
+  whole = np.stack([now.whole for _, now in seen])
   return {
     "answers": len(rows),
     "pass@1": float(right.mean()),
-    # Of each value over the checkpoints; with a frozen encoder it is 0.
-    "variance_over_training": float(over.var(axis=0)[mask].mean()),
-    "variance_of_values": float(first[0][mask].var()),
+    # Of one value over the encoders, which is 0 with a frozen one, beside
+    # that over the values of the frozen one.
+    "variance": {
+      "phi_over_training": float(phi.var(axis=0).mean()),
+      "phi": float(phi[0].var()),
+      "whole_over_training": float(whole.var(axis=0).mean()),
+      "whole": float(whole[0].var()),
+    },
     "encoders": [
-      {"rounds": rounds, **compare(first, now, right, samples)}
+      {"rounds": rounds, **compare(frozen, now, right, samples)}
       for rounds, now in seen
     ],
   }
@@ -135,17 +167,29 @@ def table(results: dict[str, Any]) -> str:
     "moved": "mean change of phi",
     "residual": "added in all, if the version changes midway",
     "radius": "radius of Phi within a prompt",
-    "middle": "right above wrong, halfway",
-    "whole": "at the end",
   }
+  names = [*keys.values(), *(f"right above wrong, {p}" for p in PLACES)]
   lines = [
-    f"| encoder after rounds | {' | '.join(keys.values())} |",
-    "|---|" + "---|" * len(keys),
+    f"| encoder after rounds | {' | '.join(names)} |",
+    "|---|" + "---|" * len(names),
   ]
   for found in results["encoders"]:
+    numbers = [found[key] for key in keys]
+    numbers += [found["right"][place] for place in PLACES]
     cells = [str(found["rounds"]) if found["rounds"] else "0 (frozen)"]
-    cells += [f"{found[key]:.3f}" for key in keys]
+    cells += ["-" if n is None else f"{n:.3f}" for n in numbers]
     lines.append(f"| {' | '.join(cells)} |")
+  return "\n".join(lines)
+
+
+def variances(results: dict[str, Any]) -> str:
+  """Markdown: how much of a value's variance is the encoder's drift."""
+  found = results["variance"]
+  lines = ["| value | over training | over answers |", "|---|---|---|"]
+  for name, label in (("phi", "phi"), ("whole", "Phi")):
+    numbers = (found[f"{name}_over_training"], found[name])
+    cells = " | ".join(f"{n:.4f}" for n in numbers)
+    lines.append(f"| {label} | {cells} |")
   return "\n".join(lines)
 
 
@@ -153,14 +197,21 @@ def figure(results: dict[str, Any], path: pathlib.Path) -> pathlib.Path:
   """How far values move, and what they still tell."""
   canvas = matplotlib.figure.Figure(figsize=(8, 3.2), layout="constrained")
   left, right = canvas.subplots(1, 2)
-  rounds = [e["rounds"] for e in results["encoders"]]
-  for axes, keys, label in (
-    (left, ("moved", "residual"), "potential"),
-    (right, ("middle", "whole"), "right above wrong"),
+  found = results["encoders"]
+  rounds = [e["rounds"] for e in found]
+  moved = {key: [e[key] for e in found] for key in ("moved", "residual")}
+  told = {
+    place: [
+      np.nan if e["right"][place] is None else e["right"][place] for e in found
+    ]
+    for place in PLACES
+  }
+  for axes, lines, label in (
+    (left, moved, "potential"),
+    (right, told, "right above wrong"),
   ):
-    for number, key in enumerate(keys):
-      values = [e[key] for e in results["encoders"]]
-      axes.plot(rounds, values, "o-", color=plots.COLORS[number], label=key)
+    for number, (name, values) in enumerate(lines.items()):
+      axes.plot(rounds, values, "o-", color=plots.COLORS[number], label=name)
     axes.set_xlabel("rounds of the encoder")
     axes.set_ylabel(label)
     axes.legend(frameon=False)
@@ -168,6 +219,24 @@ def figure(results: dict[str, Any], path: pathlib.Path) -> pathlib.Path:
   right.axhline(0.5, color=plots.INK, linewidth=1)
   canvas.savefig(path, dpi=150, facecolor="white")
   return path
+
+
+def train(
+  out: pathlib.Path, policies: Sequence[str], more: Sequence[str]
+) -> pathlib.Path:
+  """A run of GRPO that keeps its checkpoints, unless it is there."""
+  if len(policies) != 1:
+    raise config_lib.ConfigError(
+      "policies", tuple(policies), "must be one folder, unless --run is given"
+    )
+  policy, run = pathlib.Path(policies[0]).absolute(), out / "run"
+  words = [
+    *("experiments.run", *TRAINING),
+    *(f"--policies={policy}", "--names=policy", f"--workdir={run}", *more),
+  ]
+  made = run / "export" / "policy" / "model.safetensors"
+  jobs_lib.drain("training", [[jobs_lib.Job(words, made)]], 1, out)
+  return run
 
 
 def _encoders(config, values, mesh, initial) -> list[tuple[int, Any]]:
@@ -183,8 +252,20 @@ def _encoders(config, values, mesh, initial) -> list[tuple[int, Any]]:
   return found
 
 
+def _potential(folder, model, params) -> potential.Potential:
+  try:
+    found = potential.load(folder)
+    potential.check(found, model, params)
+  except (ValueError, OSError) as error:
+    raise config_lib.ConfigError("potential", folder, str(error)) from None
+  return found
+
+
 def main() -> int:
   values = flags.FLAGS
+  out = jobs_lib.folder()
+  if not values.run:
+    values.run = str(train(out, values.policies, values.more))
   config = evaluate.configured(values)
   if len(config.policies) > 1:
     raise config_lib.ConfigError("run", values.run, "must be of one policy")
@@ -192,23 +273,19 @@ def main() -> int:
   task = tasks.load(config)
   problems = [task.problem(index) for index in range(values.problems)]
   actor, initial = policy_lib.load_actor(config, 0, mesh, values.n)
-  found = potential.load(values.potential)
-  potential.check(found, actor.model, initial)
+  found = _potential(values.potential, actor.model, initial)
   with tasks.pool(config, task) as pool:
     rows = evaluate.score(actor, initial, problems, pool, config, values.n)
   encoders = _encoders(config, values, mesh, initial)
-  results = study(actor, encoders, found, rows, values.n)
-  out = pathlib.Path(values.out)
-  out.write_text(json.dumps(results, indent=1) + "\n")
-  print(figure(results, out.with_suffix(".png")))
-  for key in ("variance_over_training", "variance_of_values"):
-    print(f"{key}: {results[key]:.4f}")
-  print(table(results))
+  results = study(actor.model, encoders, found, rows, values.n)
+  results |= jobs_lib.machine()
+  jobs_lib.publish(out, "drift", results, figure, table, variances)
   return 0
 
 
 if __name__ == "__main__":
   evaluate.define()
   flags.DEFINE_string("potential", None, "Of meta_train.", required=True)
-  flags.DEFINE_string("out", None, "The JSON file to write.", required=True)
+  flags.DEFINE_string("out", "runs/drift", "Folder of the study.")
+  flags.DEFINE_multi_string("more", [], "Further flags of the training.")
   flags_lib.run(main)
