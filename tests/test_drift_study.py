@@ -115,7 +115,7 @@ def test_a_run_that_is_there_is_not_repeated(tmp_path, monkeypatch):
   made.touch()
   assert drift.train(tmp_path, [str(tmp_path)], []) == tmp_path / "run"
   made.unlink()
-  with pytest.raises(RuntimeError, match="started .* --rounds=3$"):
+  with pytest.raises(RuntimeError, match=r"started .* --rounds=3$"):
     drift.train(tmp_path, [str(tmp_path)], ["--rounds=3"])
   for policies in ([], ["a", "b"]):
     with pytest.raises(config_lib.ConfigError, match="must be one folder"):

@@ -8,6 +8,7 @@ from mrl_jax.kernels import potentials
 from mrl_jax.transforms import shaping, weights
 from tests import shaping_tree as tree
 
+MARGIN = 0.05  # of the gradient's size; where the laws hold, 1e-15 is left
 EVERY = pytest.mark.parametrize("seed", range(5))
 
 
@@ -60,7 +61,7 @@ def test_by_hand_the_law_holds(seed):
   ],
 )
 def test_the_gradient_moves(seed, write):
-  assert moved(seed, write) > 1e-3
+  assert moved(seed, write) > MARGIN
 
 
 def test_a_potential_of_the_end_moves_the_best_response():
@@ -82,13 +83,13 @@ def test_a_potential_of_the_end_moves_the_best_response():
 def test_a_reduction_that_divides_by_lengths(seed, reduction):
   plain = tree.grpo(reduction)
   shaped = tree.shaped(plain, tree.RULE)
-  assert tree.change(tree.problem(seed), plain, shaped) > 1e-3
+  assert tree.change(tree.problem(seed), plain, shaped) > MARGIN
 
 
 @EVERY
 def test_shaping_the_sequence_moves_the_gradient(seed):
   shaped = tree.shaped(tree.grpo(), tree.RULE._replace(mode="sequence"))
-  assert tree.change(tree.problem(seed), tree.grpo(), shaped) > 1e-2
+  assert tree.change(tree.problem(seed), tree.grpo(), shaped) > MARGIN
 
 
 def test_beyond_its_condition_a_worse_response_overtakes():
