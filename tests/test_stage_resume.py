@@ -9,10 +9,11 @@ from mrl_jax.train import metrics
 from tests import runs
 
 # Two stages of eight parts and eight updates; degenerate groups are dropped,
-# old log-probs come from disk, and a peer is heard.
+# old log-probs come from disk, a peer is heard, and steps earn their share.
 FLAGS = {
   "recipe": "sgt",
-  "task_args": '{"max_operations": 2}',
+  "task_args": '{"max_operations": 2, "process": true}',
+  "process": "to_go",
   "completion_limit": 8,
   "rounds": 2,
   "prompts": 16,
