@@ -182,9 +182,11 @@ def test_parquet_reads_rubrics_as_lists_and_as_text(tmp_path):
   found = []
   for name, told in (("lists", entries), ("text", json.dumps(entries))):
     path = tmp_path / f"{name}.parquet"
-    table = pyarrow.Table.from_pylist([{"prompt": "a?", "rubric": told}])
-    parquet.write_table(table, path)
-    found.append(load(path)[0].problem(0).extra["rubric"])
+    row = {"id": "one", "prompt": "a?", "answer": "yes", "rubric": told}
+    parquet.write_table(pyarrow.Table.from_pylist([row]), path)
+    problem = load(path)[0].problem(0)
+    assert (problem.id, problem.answer) == ("one", "yes")
+    found.append(problem.extra["rubric"])
   assert found[0] == found[1]
   assert found[0][1] == rubric.Criterion("most_words", 3, 2.0)
 
