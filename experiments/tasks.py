@@ -31,6 +31,10 @@ def load(config: config_lib.Config) -> dataset.Task:
   """
   name, arguments = config.task, config.task_arguments()
   verifier = _verifier(config)
+  if config.verifier == "rubric" and not name.endswith(files.SUFFIXES):
+    raise config_lib.ConfigError(
+      "verifier", "rubric", f"needs a file with a rubric column, not {name}"
+    )
   if name in BUILT_IN:
     make, default = BUILT_IN[name].make, {"seed": config.seed}
   elif name.startswith(_GYM):
@@ -42,7 +46,7 @@ def load(config: config_lib.Config) -> dataset.Task:
         "verifier",
         "auto",
         "a file has no verifier of its own; "
-        "allowed: exact, numeric, math, or module:function",
+        "allowed: exact, numeric, math, rubric, or module:function",
       )
     make, default = _file(name, verifier), {}
   else:
@@ -82,13 +86,14 @@ def _gym(name: str):
 
 
 def _file(path: str, verifier: dataset.Verifier):
-  def make(prompt="prompt", answer="answer", id="id"):
+  def make(prompt="prompt", answer="answer", id="id", rubric="rubric"):
     task, report = files.load(
       pathlib.Path(path).expanduser(),
       verifier,
       prompt=prompt,
       answer=answer,
       id=id,
+      rubric=rubric,
     )
     for reason, count in sorted(report.dropped.items()):
       print(f"{path}: {count} rows dropped: {reason}", file=sys.stderr)

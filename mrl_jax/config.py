@@ -47,7 +47,7 @@ class Config:
   task_args: str = _field("{}", "Arguments of the task, as a JSON object.")
   verifier: str = _field(
     "auto",
-    "auto (the task's own), exact, numeric, math, or module:function.",
+    "auto (the task's own), exact, numeric, math, rubric, module:function.",
   )
   verifier_workers: int = _field(2, "Processes that verify answers.")
   verifier_deadline: float = _field(10.0, "Seconds until one is killed.")
@@ -109,8 +109,8 @@ class Config:
   )
   process: str = _field(
     "none",
-    "Each token is worth what is earned from it on, against the group's mean "
-    "return, or its mean to go there; none: the whole reward.",
+    "Each token is worth what is earned from it on, against what the group "
+    "has to_go there (best), or its mean return; none: the whole reward.",
     allowed.PROCESSES,
   )
   veto: str = _field(

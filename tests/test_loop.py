@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import numpy as np
 import pytest
 
@@ -10,9 +11,10 @@ from mrl_jax import config as config_lib
 from mrl_jax import records
 from mrl_jax.tasks import dataset, verifiers, verify
 from mrl_jax.text import tokenizer as tokenizer_lib
+from mrl_jax.train import checkpoint, report
 from mrl_jax.train import policy as policy_lib
-from mrl_jax.train import report
 from mrl_jax.train import rounds as rounds_lib
+from mrl_jax.train import state as state_lib
 from tests import test_collate
 
 
@@ -106,3 +108,19 @@ def test_degenerate_groups_are_those_of_equal_rewards():
   values = report.summarize(records.Round("p", 0, tuple(rows)), [], 2)
   assert values["degenerate"] == pytest.approx(2 / 3)
   assert values["unscored"] == 1
+
+
+def test_a_checkpoint_that_is_being_written_is_not_the_last(tmp_path):
+  """Else what the last complete one needs would be removed under it."""
+  big = {"x": jax.numpy.ones((1 << 22,))}
+  zero = jax.numpy.zeros(())
+  state = state_lib.TrainState(big, {}, zero, zero)
+  with checkpoint.Checkpoints(tmp_path, keep=3) as checkpoints:
+    checkpoints.save(1, {"one": state}, {})
+    checkpoints.wait()
+    for number in (2, 3):
+      checkpoints.save(number, {"one": state}, {})
+      assert (tmp_path / str(checkpoints.latest())).is_dir()
+      assert all((tmp_path / str(n)).is_dir() for n in checkpoints.all())
+    checkpoints.wait()
+    assert checkpoints.all() == [1, 2, 3] and checkpoints.latest() == 3

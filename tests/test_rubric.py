@@ -7,6 +7,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from experiments import tasks
+from mrl_jax import config as config_lib
 from mrl_jax.tasks import files, rubric, verifiers, verify
 from mrl_jax.tasks.dataset import Problem
 from tests import runs
@@ -249,3 +251,9 @@ def test_a_run_learns_from_a_files_rubrics(tmp_path):
     assert row["reward"] == (3 * right + short) / 4
     assert (row["outcome"] == "correct") == (right and short)
   assert {row["reward"] for row in told} >= {0.0, 0.75}
+
+
+def test_a_task_that_is_no_file_has_no_rubrics():
+  config = config_lib.Config(workdir="w", policies=("p",), verifier="rubric")
+  with pytest.raises(config_lib.ConfigError, match="rubric column"):
+    tasks.load(config)

@@ -50,11 +50,16 @@ class Checkpoints:
 
   def latest(self) -> int | None:
     """The last complete checkpoint's number, or None."""
-    return self._manager.latest_step()
+    return max(self.all(), default=None)
 
   def all(self) -> list[int]:
-    """The numbers of all complete checkpoints, in order."""
-    return sorted(self._manager.all_steps())
+    """The numbers of all complete checkpoints, in order.
+
+    The manager also counts those that it is still writing; their folders get
+    their names at the end.
+    """
+    names = (path.name for path in self._manager.directory.iterdir())
+    return sorted(int(name) for name in names if name.isdigit())
 
   def save(
     self,
@@ -71,7 +76,7 @@ class Checkpoints:
       host: JSON values.
       memories: NumPy arrays in nested dicts, of any shape; none empty.
     """
-    if number_ == self.latest():
+    if number_ == self._manager.latest_step():
       return
     items = {
       name: ocp.args.StandardSave(state._asdict())
