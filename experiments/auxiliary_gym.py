@@ -144,7 +144,8 @@ def _others(
   """Some that look alike: of the same symbols, and about as long."""
   order = [answers[number] for number in generator.permutation(len(answers))]
   alike = [other for other in order if _looks(other) == _looks(answer)]
-  some = [other for other in (*alike, *order) if other != answer][:_DRAWN]
+  some = dict.fromkeys([*alike, *order])  # each once
+  some = [other for other in some if other != answer][:_DRAWN]
   some.sort(key=lambda other: abs(len(other) - len(answer)))
   return some[:3]
 

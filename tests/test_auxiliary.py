@@ -7,11 +7,11 @@ import types
 import numpy as np
 import pytest
 
-from experiments import auxiliary, auxiliary_gym, auxiliary_tasks
+from experiments import auxiliary, auxiliary_tasks
 from experiments import auxiliary_responses as responses
 from mrl_jax import config as config_lib
 from mrl_jax.shaping import pairs
-from mrl_jax.tasks import arithmetic, countdown, gym, splits
+from mrl_jax.tasks import arithmetic, countdown, splits
 from mrl_jax.tasks.dataset import Problem, Verifier
 from tests import runs
 
@@ -155,6 +155,17 @@ def test_nothing_is_taken_without_the_verifier():
   }
 
 
+def test_errors_follow_from_the_seed():
+  task = CHAINS["chain/0-9/+-*/6"]
+  problems = task.problems(0, 8)
+  same = task._replace(problems=lambda seed, count: problems)
+  found = [
+    responses.corrupted([same], 8, seed, responses.Skipped()) for seed in (0, 1)
+  ]
+  assert all(a.prompt == b.prompt for a, b in zip(*found, strict=True))
+  assert found[0] != found[1]
+
+
 def answer(text, outcome, finished=True):
   return types.SimpleNamespace(text=text, outcome=outcome, finished=finished)
 
@@ -169,7 +180,7 @@ def paired(*answers):
 def test_a_prompt_gives_few_pairs_of_different_texts():
   right = answer("23", "correct")
   wrong = [answer(text, "wrong") for text in ("24", "24", "25", "26")]
-  found, skipped = paired(*wrong, right, right, answer("", "wrong"), right)
+  found, skipped = paired(answer(" ", "wrong"), *wrong, right, right, right)
   assert [(p.chosen, p.rejected) for p in found] == [("23", "24"), ("23", "25")]
   assert {p.share for p in found} == {3 / 8} and not skipped
   assert {(p.task, p.prompt) for p in found} == {("chain/0-9/+/2", "1+1+1=")}
@@ -195,6 +206,7 @@ def test_a_policy_answers_and_its_verified_answers_are_paired():
     lambda seed, count: [Problem("id", "Why?", "so")] * count,
     Verifier(arithmetic.check, quick=True),
     auxiliary_tasks._wrong_chains,
+    limit=8,  # so that it is asked alone
   )
   tasks = [*(CHAINS[name] for name in names), unread]
   skipped, done = responses.Skipped(), []
@@ -211,68 +223,6 @@ def test_a_policy_answers_and_its_verified_answers_are_paired():
     assert pair.share * 8 in range(1, 8)
   again = responses.sampled(tasks[:1], policy, 8, 8, 0, responses.Skipped())
   assert again == [pair for pair in found if pair.task == names[0]]
-
-
-def test_families_whose_scorers_cannot_be_trusted_are_left_out():
-  names = {
-    "puzzle24": "take another one's solution",
-    "game_of_life_halting": "cannot be trusted",
-    "graph_color": "no solutions",
-    "rush_hour": "more than 400 characters",
-    "composite": "made of others",
-    "word_ladder": "order of a set",
-  }
-  found, refused = auxiliary_gym.families([*names, "chain_sum"])
-  assert [task.name for task in found] == ["gym/chain_sum"]
-  assert set(refused) == set(names)
-  for name, reason in names.items():
-    assert reason in refused[name]
-
-
-def test_families_give_verified_pairs_of_short_texts():
-  names = ["bf", "chain_sum", "syllogism", "time_intervals"]
-  tasks, refused = auxiliary_gym.families(names)
-  assert not refused
-  skipped = responses.Skipped()
-  found = responses.corrupted(tasks, 8, 2, skipped)
-  assert len(found) == 8 * len(names) and not skipped
-  assert len({pair.prompt for pair in found}) == len(found)
-  for pair in found:
-    assert len(pair.prompt) + len(pair.chosen) <= auxiliary_gym.LONGEST
-    assert not splits.is_test(pair.prompt)
-  by_prompt = {pair.prompt: pair for pair in found}
-  judged = 0
-  for name in names:
-    task = gym.make(name, size=48, seed=2)
-    for problem in map(task.problem, range(48)):
-      pair = by_prompt.get(problem.prompt)
-      if pair and pair.task == f"gym/{name}":
-        judged += 1
-        right = task.verify.check(pair.chosen, problem).reward
-        wrong = task.verify.check(pair.rejected, problem).reward
-        assert (right, wrong) == (1.0, 0.0)
-  assert judged >= len(found)
-  choices = {p.rejected for p in found if p.task == "gym/syllogism"}
-  assert choices <= {"Yes", "No"}
-
-
-def test_a_changed_solution_keeps_its_form():
-  for seed in range(30):
-    for text in auxiliary_gym._changed("(-3.5, 12)", rng(seed)):
-      assert re.fullmatch(r"\(-?[\d.]+, -?[\d.]+\)", text)
-      assert text != "(-3.5, 12)"
-    changed = auxiliary_gym._changed("2 + 3i", rng(seed))
-    assert len(changed) == 1 and re.fullmatch(r"\d \+ \di", changed[0])
-    words = auxiliary_gym._changed("to be or not", rng(seed))
-    assert any(sorted(w.split()) == ["be", "not", "or", "to"] for w in words)
-  assert auxiliary_gym._changed("Yes", rng()) == []
-
-
-def test_solutions_of_others_look_like_the_right_one():
-  answers = ["12", "5 days", "13", "08:30", "4", "7777777", "6 days"]
-  assert auxiliary_gym._others("5 days", answers, rng())[0] == "6 days"
-  assert auxiliary_gym._others("12", answers, rng())[0] == "13"
-  assert "12" not in auxiliary_gym._others("12", answers, rng())
 
 
 def test_build_tells_what_came_out(capsys):
