@@ -14,14 +14,18 @@ _FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt")
 
 
 def located(config: config_lib.Config) -> config_lib.Config:
-  """The configuration with every policy as an absolute local path.
+  """The configuration with absolute local paths of policies and potentials.
 
   Names are fixed first, so a downloaded policy keeps its own name and not
   the name of a cache folder.
   """
   paths = tuple(locate(path) for path in config.policies)
+  potentials = tuple(
+    path if path == "none" else os.path.abspath(os.path.expanduser(path))
+    for path in config.potential
+  )
   return dataclasses.replace(
-    config, names=config.policy_names(), policies=paths
+    config, names=config.policy_names(), policies=paths, potential=potentials
   )
 
 

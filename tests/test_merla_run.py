@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from experiments import models
 from mrl_jax import config as config_lib
 from mrl_jax.exchange import store
 from mrl_jax.model import hf
@@ -160,6 +161,12 @@ def test_flags_that_break_a_guarantee_are_refused(parts, flags, field, why):
   with pytest.raises(config_lib.ConfigError) as error:
     config("w", parts, **flags)
   assert error.value.field == field and why in str(error.value)
+
+
+def test_a_run_knows_its_potentials_wherever_it_goes_on(parts, monkeypatch):
+  monkeypatch.chdir(pathlib.Path(parts[1]).parent)
+  found = models.located(config("w", (parts[0], "potential")))
+  assert found.potential == (parts[1],)
 
 
 def test_the_sequence_modes_take_any_reduction(parts):
