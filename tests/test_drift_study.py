@@ -149,3 +149,16 @@ def test_the_command_trains_and_measures(tmp_path):
   moved = [encoder["moved"] for encoder in results["encoders"]]
   assert moved[0] == 0 < min(moved[1:])
   assert results["answers"] == 16 and "0 (frozen)" in result.stdout
+
+
+def test_an_encoder_s_numbers_are_beside_the_frozen_ones():
+  phi = np.asarray([[0.0, 1.0, 2.0], [0.0, -1.0, 0.0]])
+  mask = np.asarray([[1, 1, 1], [1, 1, 0]], bool)
+  frozen = drift.View(phi, np.asarray([2.0, -1.0]), mask)
+  now = drift.View(-phi, np.asarray([3.0, 1.0]), mask)
+  found = drift.compare(frozen, now, np.asarray([True, False]), 2)
+  assert found["moved"] == pytest.approx(2 * (1 + 2 + 1) / 5)
+  assert found["moved_whole"] == pytest.approx((1 + 2) / 2)
+  assert found["residual"] == pytest.approx((4 + 2) / 2)
+  assert found["radius"] == pytest.approx((3 - 1) / 2)
+  assert found["right"] == dict.fromkeys(drift.PLACES, 0.0)
