@@ -131,7 +131,7 @@ def test_the_command_trains_and_measures(tmp_path):
   born = potential.sealed(potential.init(spec, jax.random.key(0)), spec.cap)
   found = potential.Potential(spec, born, potential.probe(model, params))
   potential.save(found, tmp_path / "potential", {})
-  more = ("--rounds=4", "--save_every=2", "--prompts=8", "--samples=4")
+  more = ("--rounds=2", "--save_every=1", "--prompts=4", "--samples=4")
   result = runs.run(
     [
       *(sys.executable, "-m", "experiments.studies.drift"),
@@ -145,7 +145,7 @@ def test_the_command_trains_and_measures(tmp_path):
   assert result.returncode == 0, result.stderr
   results = json.loads((tmp_path / "study" / "drift.json").read_text())
   rounds = [encoder["rounds"] for encoder in results["encoders"]]
-  assert rounds == [0, 2, 4]
+  assert rounds == [0, 1, 2]
   moved = [encoder["moved"] for encoder in results["encoders"]]
   assert moved[0] == 0 < min(moved[1:])
   assert results["answers"] == 16 and "0 (frozen)" in result.stdout
