@@ -2,8 +2,8 @@
 
   python -m experiments.studies.merla --out=runs/merla_study
 
-Per seed: one warm start, its answers to auxiliary tasks (none of them the task
-that is learned), potentials meta-trained on these and untrained ones, and from
+Per seed: one warm start, its answers to auxiliary tasks (those with the
+operators and operands of the task that is learned only judge), potentials meta-trained on these and untrained ones, and from
 the same start GRPO; GRPO shaped on tokens, on the sequence's reward, and on it
 bounded, each by a trained, an untrained and a weightless potential; and two
 baselines of the same parts, PPO-style (symmetric clip, four minibatches, KL to
