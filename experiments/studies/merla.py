@@ -5,14 +5,14 @@
 Per seed: one warm start, its answers to auxiliary tasks (those with the
 operators and operands of the task that is learned only judge), potentials
 meta-trained on these and untrained ones, and from the same start GRPO; GRPO
-shaped on tokens, on the sequence's reward, and on it bounded, each by a trained,
-an untrained and a weightless potential; and two baselines of the same parts,
+shaped on tokens, on the sequence's reward, and on it bounded, each by a
+trained, an untrained and a weightless potential; and two baselines,
 PPO-style (symmetric clip, four minibatches, KL to the start; no critic) and
 DAPO-style (token mean, tied groups left out). Chain arithmetic of 4 to 8
-operations. Measured is the task's own reward, never the
-shaped one: held-out pass@1, pass@4 and pass@16, rounds to nine tenths of the
-rise, variance of the last rounds' reward and of the gradient norm. Every run
-is one `experiments.run` in its own process; what is finished is not repeated.
+operations. Measured is the task's own reward, never the shaped one: held-out
+pass@1, pass@4 and pass@16, rounds to nine tenths of the rise, variance of the
+last rounds' reward and of the gradient norm. Every run is one
+`experiments.run` in its own process; what is finished is not repeated.
 """
 
 import json
