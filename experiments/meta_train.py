@@ -31,8 +31,6 @@ from mrl_jax.shaping import meta, pairs, potential
 from mrl_jax.text import prompts as prompts_lib
 from mrl_jax.text import tokenizer as tokenizer_lib
 
-PLACES = ("1/4", "1/2", "3/4", "whole")
-
 
 def encoded(
   found: Sequence[pairs.Pair],
@@ -90,7 +88,7 @@ def held_out_accuracy(
 ) -> dict[str, dict[str, float]]:
   """Per place: mean over held-out tasks, with a 95 % bootstrap over tasks."""
   found = {}
-  for place in PLACES:
+  for place in features_lib.PLACES:
     rights = [
       r[place]["right"]
       for r in records
@@ -123,13 +121,13 @@ def figure(
   left.legend(frameon=False)
   for number, held in enumerate((False, True)):
     mine = [r for r in records if r["held_out"] == held]
-    for place, name in enumerate(PLACES):
+    for place, name in enumerate(features_lib.PLACES):
       values = [r[name]["right"] for r in mine]
       values = [v for v in values if v is not None]
       at = np.full(len(values), place + 0.2 * (number - 0.5))
       right.plot(at, values, ".", color=plots.COLORS[number], alpha=0.4)
   right.axhline(0.5, color=plots.INK, linewidth=1)
-  right.set_xticks(range(len(PLACES)), PLACES)
+  right.set_xticks(range(len(features_lib.PLACES)), features_lib.PLACES)
   right.set_xlabel("share of the response read")
   right.set_ylabel("good prefix above bad, per task")
   canvas.savefig(path, dpi=150, facecolor="white")

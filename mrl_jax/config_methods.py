@@ -54,7 +54,7 @@ def _check_veto(config: Any) -> None:
 
 
 def _check_explore(config: Any) -> None:
-  parts = {part for recipe in config.recipe for part in recipe.split("+")}
+  parts = {part for mine in _parts(config) for part in mine}
   most = max(config.samples)
   if 0 < config.novelty_memory < most:
     raise ConfigError(

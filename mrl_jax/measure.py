@@ -147,6 +147,9 @@ def _ways(sizes: Sequence[int], k: int):
       yield (taken, *others), ways * more
 
 
+TIED = 1e-6  # a spread of rewards up to this carries no advantage
+
+
 def spreads(rewards: np.ndarray) -> np.ndarray:
   """Greatest minus least reward of each group; -inf where none was scored.
 

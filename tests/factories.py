@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mrl_jax.exchange import publish
+from mrl_jax.model import spec as spec_lib
+from mrl_jax.model import transformer
 from mrl_jax.text import tokenizer as tokenizer_lib
 from mrl_jax.types import Batch, Peers, Scores, Source
 
@@ -81,3 +83,22 @@ def member(name: str = "char") -> publish.Member:
   tokenizer = tokenizer_lib.load(str(root / "experiments" / "assets" / name))
   allowed = tokenizer.allowed(tokenizer.vocab_size)
   return publish.Member(name, tokenizer, allowed, 12, "task exact", 0)
+
+
+def decoder() -> transformer.Model:
+  """A Llama of a few hundred weights, for 11 tokens."""
+  config = {
+    "model_type": "llama",
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 4,
+    "vocab_size": 11,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e4,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+  }
+  return transformer.make(spec_lib.from_config(config))

@@ -10,32 +10,17 @@ import pytest
 from experiments.studies import drift, jobs
 from mrl_jax import config as config_lib
 from mrl_jax import records
-from mrl_jax.model import hf, transformer
-from mrl_jax.model import spec as spec_lib
+from mrl_jax.model import hf
 from mrl_jax.parallel import mesh as mesh_lib
-from mrl_jax.shaping import potential
-from tests import runs
+from mrl_jax.shaping import features, potential
+from tests import factories, runs
 
 SAMPLES = 4
 
 
 @pytest.fixture(scope="module")
 def model():
-  config = {
-    "model_type": "llama",
-    "hidden_size": 8,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 4,
-    "vocab_size": 11,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 1e4,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": True,
-  }
-  return transformer.make(spec_lib.from_config(config))
+  return factories.decoder()
 
 
 def rollouts(prompts=3):
@@ -161,4 +146,4 @@ def test_an_encoder_s_numbers_are_beside_the_frozen_ones():
   assert found["moved_whole"] == pytest.approx((1 + 2) / 2)
   assert found["residual"] == pytest.approx((4 + 2) / 2)
   assert found["radius"] == pytest.approx((3 - 1) / 2)
-  assert found["right"] == dict.fromkeys(drift.PLACES, 0.0)
+  assert found["right"] == dict.fromkeys(features.PLACES, 0.0)

@@ -9,8 +9,6 @@ import pytest
 
 from mrl_jax import losses
 from mrl_jax.kernels import potentials
-from mrl_jax.model import spec as spec_lib
-from mrl_jax.model import transformer
 from mrl_jax.parallel import mesh as mesh_lib
 from mrl_jax.parallel import sharding
 from mrl_jax.shaping import features, meta, potential, scale
@@ -24,21 +22,7 @@ SPEC = potential.Spec(width=8, hidden=16, depth=2)
 
 @pytest.fixture(scope="module")
 def model():
-  config = {
-    "model_type": "llama",
-    "hidden_size": 8,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 4,
-    "vocab_size": 11,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 1e4,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": True,
-  }
-  made = transformer.make(spec_lib.from_config(config))
+  made = factories.decoder()
   return made, made.init(jax.random.key(0))
 
 

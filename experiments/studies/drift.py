@@ -35,7 +35,6 @@ from mrl_jax.shaping import features, potential
 from mrl_jax.train import checkpoint
 from mrl_jax.train import policy as policy_lib
 
-PLACES = ("1/4", "1/2", "3/4", "whole")  # of a response's tokens
 TRAINING = (
   "--task=chain_arithmetic",
   '--task_args={"min_operations": 4, "max_operations": 8, "size": 512}',
@@ -123,7 +122,7 @@ def compare(
     "radius": float(radius.mean()),
     "right": {
       name: accuracy(now.phi[rows, places[:, number]], right, samples)
-      for number, name in enumerate(PLACES)
+      for number, name in enumerate(features.PLACES)
     },
   }
 
@@ -168,14 +167,17 @@ def table(results: dict[str, Any]) -> str:
     "residual": "added in all, if the version changes midway",
     "radius": "radius of Phi within a prompt",
   }
-  names = [*keys.values(), *(f"right above wrong, {p}" for p in PLACES)]
+  names = [
+    *keys.values(),
+    *(f"right above wrong, {p}" for p in features.PLACES),
+  ]
   lines = [
     f"| encoder after rounds | {' | '.join(names)} |",
     "|---|" + "---|" * len(names),
   ]
   for found in results["encoders"]:
     numbers = [found[key] for key in keys]
-    numbers += [found["right"][place] for place in PLACES]
+    numbers += [found["right"][place] for place in features.PLACES]
     cells = [str(found["rounds"]) if found["rounds"] else "0 (frozen)"]
     cells += ["-" if n is None else f"{n:.3f}" for n in numbers]
     lines.append(f"| {' | '.join(cells)} |")
@@ -204,7 +206,7 @@ def figure(results: dict[str, Any], path: pathlib.Path) -> pathlib.Path:
     place: [
       np.nan if e["right"][place] is None else e["right"][place] for e in found
     ]
-    for place in PLACES
+    for place in features.PLACES
   }
   for axes, lines, label in (
     (left, moved, "potential"),

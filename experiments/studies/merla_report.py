@@ -9,6 +9,7 @@ import numpy as np
 
 from experiments import plots
 from experiments.studies import mu_grpo_report, mutual_report
+from mrl_jax.shaping import features
 
 BASE = "grpo"
 NAMES = {
@@ -127,7 +128,7 @@ def _factor(logs: Sequence[float]) -> str:
 def potentials(results: dict[str, Any]) -> str:
   """Markdown: how well each potential tells good prefixes, held-out tasks."""
   names = list(dict.fromkeys(p["potential"] for p in results["potentials"]))
-  places = ("1/4", "1/2", "3/4", "whole")
+  places = features.PLACES
   lines = [
     f"| potential | {' | '.join(places)} | CPU seconds |",
     "|---|" + "---|" * (len(places) + 1),

@@ -23,6 +23,7 @@ from mrl_jax.parallel import sharding
 from mrl_jax.shaping import potential
 
 FRACTIONS = (0.25, 0.5, 0.75)  # of a response's tokens; and all but the last
+PLACES = ("1/4", "1/2", "3/4", "whole")
 _TOKENS = 1 << 15  # of a call, completion tokens
 
 
@@ -71,8 +72,8 @@ def extract(
   start = np.zeros((len(pairs), width), np.float32)
   means = np.zeros((len(pairs), 2, count, width), np.float32)
   done = 0
-  for part, sizes in _batches(pairs, mesh):
-    leaves = _padded([pairs[i] for i in part], *sizes)
+  for part, rows in _batches(pairs, mesh):
+    leaves = _padded([pairs[i] for i in part], rows)
     with jax.set_mesh(mesh):
       placed = jax.device_put(leaves, sharding.batch(mesh))
       first, later = run(params, *placed)
@@ -99,7 +100,7 @@ def _extract(
 
 
 def _batches(pairs, mesh):
-  """Pairs of like sizes; (numbers, (rows, prompt width, response width))."""
+  """Numbers of pairs that are padded to the same widths, and of rows."""
   ways = mesh.shape["data"] * mesh.shape["fsdp"]
 
   def size(pair):
@@ -114,16 +115,14 @@ def _batches(pairs, mesh):
     for first in range(0, len(numbers), most):
       part = numbers[first : first + most]
       rows = ways * (1 << (-(-len(part) // ways) - 1).bit_length())
-      yield part, (min(rows, most), width, steps)
+      yield part, min(rows, most)
 
 
-def _padded(pairs: Sequence[Encoded], rows: int, width: int, steps: int):
+def _padded(pairs: Sequence[Encoded], rows: int):
   full = [pairs[i % len(pairs)] for i in range(rows)]
-  context = np.zeros((rows, width), np.int32)
-  for row, pair in zip(context, full, strict=True):
-    row[width - len(pair.context) :] = pair.context
-  lengths = np.asarray([len(pair.context) for pair in full], np.int32)
+  context, lengths = collate.left_pad([pair.context for pair in full])
   both = [np.asarray(r, np.int32) for p in full for r in (p.chosen, p.rejected)]
+  steps = collate.bucket(max(map(len, both)))
   tokens = collate.right_pad(both, steps, np.int32)
   return context, lengths, tokens, np.asarray([places(len(r)) for r in both])
 

@@ -79,8 +79,7 @@ def terms(
 
   MeRLa 2026, https://arxiv.org/abs/2607.26094; the token form is ours.
   """
-  both = jnp.stack([examples.start] * 2, axis=-2)
-  found = potential.evaluate(spec, params, both, examples.means)
+  found = _values(spec, params, examples)
   good, bad = found[..., 0, :], found[..., 1, :]
   if spec.mode == "token":
     return _of_tokens(spec, params, examples, good[..., :-1], bad[..., :-1])
@@ -91,6 +90,13 @@ def terms(
     entropy=-histogram_entropy(found[..., -1], spec.bound),
     consistency=(share * (1 - share) * rise**2).mean(),
   )
+
+
+def _values(
+  spec: potential.Spec, params: potential.Params, examples: Examples
+) -> Float[Array, "*N 2 P"]:
+  both = jnp.stack([examples.start] * 2, axis=-2)
+  return potential.evaluate(spec, params, both, examples.means)
 
 
 def _of_tokens(spec, params, examples, good, bad) -> Terms:
@@ -266,18 +272,11 @@ def train(
 
 def _draw(rng, groups, settings: Settings) -> np.ndarray:
   """Pairs of the next steps [every, tasks, pairs], tasks without repetition."""
-  count = min(settings.tasks, len(groups))
-  return np.stack(
-    [
-      np.stack(
-        [
-          rng.choice(groups[task], settings.pairs)
-          for task in rng.permutation(len(groups))[:count]
-        ]
-      )
-      for _ in range(settings.every)
-    ]
-  )
+  rows = []
+  for _ in range(settings.every):
+    tasks = rng.permutation(len(groups))[: settings.tasks]
+    rows.append([rng.choice(groups[task], settings.pairs) for task in tasks])
+  return np.asarray(rows)
 
 
 def _steps(spec, settings, optimizer, state, rest, whole, rows):
@@ -298,21 +297,20 @@ def accuracy(
 ) -> list[dict[str, Any]]:
   """How often the good prefix has more potential than the bad one.
 
-  One record per task: "task", "held_out", and for "1/4", "1/2", "3/4" and
-  "whole" the pairs whose prefixes differ there and the share of them that is
-  right, a tie being half right.
+  One record per task: "task", "held_out", and for each of `features.PLACES`
+  the pairs whose prefixes differ there and the share of them that is right, a
+  tie being half right.
   """
   examples = jax.device_put(data_.examples)
-  both = jnp.stack([examples.start] * 2, axis=-2)
-  run = jax.jit(functools.partial(potential.evaluate, spec))
-  found = np.asarray(run(params, both, examples.means))
+  run = jax.jit(functools.partial(_values, spec))
+  found = np.asarray(run(params, examples))
   rise = found[:, 0] - found[:, 1]
   right = (rise > 0) + 0.5 * (rise == 0)
   records = []
   for number, name in enumerate(data_.names):
     mine = data_.task == number
     record = {"task": name, "held_out": bool(data_.held_out[number])}
-    for place, label in enumerate(("1/4", "1/2", "3/4", "whole")):
+    for place, label in enumerate(features_lib.PLACES):
       apart = mine & data_.examples.apart[:, place]
       share = float(right[apart, place].mean()) if apart.any() else None
       record[label] = {"pairs": int(apart.sum()), "right": share}

@@ -11,8 +11,6 @@ import numpy as np
 
 from mrl_jax import measure
 
-_TIED = 1e-6  # rewards this close have no deviation to speak of
-
 
 class Rule(NamedTuple):
   """Which mode, how strongly."""
@@ -39,7 +37,7 @@ def after(rule: Rule, scale: float, rewards: np.ndarray) -> float:
   """
   if not rule.normalize:
     return scale
-  live = rewards[measure.spreads(rewards) > _TIED]
+  live = rewards[measure.spreads(rewards) > measure.TIED]
   if not len(live):
     return scale
   found = np.nanstd(live.astype(np.float64), axis=1, ddof=1)

@@ -48,7 +48,7 @@ def summarize(
     "entropy": float(
       np.concatenate([r.entropies for r in rows]).mean(dtype=np.float64)
     ),
-    "degenerate": float((spread[any_scored] <= 1e-6).mean())
+    "degenerate": float((spread[any_scored] <= measure.TIED).mean())
     if any_scored.any()
     else math.nan,
     "unscored": int((~scored).sum()),

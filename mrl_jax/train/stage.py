@@ -24,8 +24,6 @@ from mrl_jax.train import policy as policy_lib
 from mrl_jax.train import state as state_lib
 from mrl_jax.types import Batch, Shaping
 
-_TIED = 1e-6  # rewards this close carry no advantage
-
 
 class Schedule(NamedTuple):
   """How a run spends its prompts and updates."""
@@ -100,7 +98,9 @@ def _informative(round_: records.Round, samples: int) -> np.ndarray:
   heard = {row.prompt_id for row in round_.extra}
   heard |= {name for name, tally in round_.peers.items() if tally.count}
   names = [row.prompt_id for row in round_.own[::samples]]
-  return (spreads > _TIED) | new | np.asarray([n in heard for n in names])
+  return (
+    (spreads > measure.TIED) | new | np.asarray([n in heard for n in names])
+  )
 
 
 class Stage:
