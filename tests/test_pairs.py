@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mrl_jax.shaping import pairs
+from mrl_jax.tasks import files
 
 PAIR = pairs.Pair("sums/small", "1+1=", "2", "3")
 OTHER = pairs.Pair(
@@ -27,7 +28,7 @@ def test_write_and_read_are_inverse(tmp_path):
   pairs.write(path, [PAIR, OTHER, PAIR])
   found, told = pairs.read(path)
   assert found == [PAIR, OTHER, PAIR]
-  assert told == pairs.Report(rows=3, kept=3, dropped={})
+  assert told == files.Report(rows=3, kept=3, dropped={})
   assert [p.name for p in path.parent.iterdir()] == ["pairs.jsonl"]
 
 
@@ -80,7 +81,7 @@ def test_a_row_that_cannot_be_used_is_counted(tmp_path, change, reason):
   path = lines(tmp_path / "a.jsonl", PAIR._asdict(), bad, "", bad)
   found, told = pairs.read(path)
   assert found == [PAIR]
-  assert told == pairs.Report(rows=3, kept=1, dropped={reason: 2})
+  assert told == files.Report(rows=3, kept=1, dropped={reason: 2})
 
 
 def test_lines_that_are_not_objects_are_counted(tmp_path):

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mrl_jax.tasks import files
+
 
 class Pair(NamedTuple):
   """Two responses to one prompt, the first one better."""
@@ -29,19 +31,11 @@ class Pair(NamedTuple):
   share: float = 0.5  # weight of `chosen` in a mean over the reference
 
 
-class Report(NamedTuple):
-  """How many rows a file had, how many are used, and why others are not."""
-
-  rows: int
-  kept: int
-  dropped: dict[str, int]  # reason -> rows
-
-
 _TEXTS = ("task", "prompt", "chosen", "rejected")
 _NUMBERS = ("chosen_reward", "rejected_reward", "share")
 
 
-def read(path: str | os.PathLike[str]) -> tuple[list[Pair], Report]:
+def read(path: str | os.PathLike[str]) -> tuple[list[Pair], files.Report]:
   """Reads a file of JSON lines.
 
   Raises:
@@ -64,7 +58,7 @@ def read(path: str | os.PathLike[str]) -> tuple[list[Pair], Report]:
         found.append(pair)
   if not found:
     raise ValueError(f"{path}: no usable row out of {rows}: {dict(dropped)}")
-  return found, Report(rows, len(found), dict(dropped))
+  return found, files.Report(rows, len(found), dict(dropped))
 
 
 def _parsed(line: bytes) -> Pair | str:
@@ -100,11 +94,7 @@ def _wrong_text(field: str, value: Any) -> str:
     return f"{field} is not text"
   if not value.strip():
     return f"empty {field}"
-  try:
-    value.encode()
-  except UnicodeEncodeError:  # a lone surrogate, which JSON can spell
-    return f"{field} is not valid Unicode"
-  return ""
+  return "" if files.is_unicode(value) else f"{field} is not valid Unicode"
 
 
 def _is_number(value: Any) -> bool:

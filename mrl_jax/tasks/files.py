@@ -127,7 +127,7 @@ def _problem(row: Any, name: str, names: _Columns) -> Problem | str:
   problem = Problem(str(key), question, gold)
   columns = names.id, names.prompt, names.answer
   for field, text in zip(columns, problem, strict=False):
-    if not _is_unicode(text):
+    if not is_unicode(text):
       return f"{field} is not valid Unicode"
   return problem if names.rubric is None else _weighed(problem, row, names)
 
@@ -157,7 +157,7 @@ def _resolve(path: pathlib.Path, problems: list[Problem]) -> None:
       raise ValueError(f"{path}: rubric: {error}") from None
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
   """False for lone surrogates, which JSON can spell and no tokenizer take."""
   try:
     text.encode()
