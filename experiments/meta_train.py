@@ -271,6 +271,9 @@ _HELP = {
 }
 
 
+_LEAST = {"steps": 0, "bound": 1e-6, "cap": 1e-6}
+
+
 def define() -> None:
   """One flag for each setting, and where the pairs come from."""
   auxiliary.define()
@@ -291,7 +294,8 @@ def define() -> None:
         continue
       is_float = isinstance(field.default, float)
       make = flags.DEFINE_float if is_float else flags.DEFINE_integer
-      make(field.name, field.default, _HELP[field.name])
+      least = _LEAST.get(field.name, 0.0 if is_float else 1)
+      make(field.name, field.default, _HELP[field.name], least)
 
 
 if __name__ == "__main__":

@@ -376,6 +376,25 @@ def test_it_learns_what_carries_over_to_tasks_it_never_saw(mode):
     assert norm <= spec.cap * (1 + 1e-6)
 
 
+def test_fewer_steps_than_lie_between_two_looks_are_made_too():
+  settings = dataclasses.replace(SETTINGS, steps=20)  # every 40
+  found, history = meta.train(SPEC, separable(), settings)
+  assert [look["step"] for look in history] == [20]
+  born, _ = meta.train(
+    SPEC, separable(), dataclasses.replace(settings, steps=0)
+  )
+  kernel = ("network", "layer0", "kernel")
+  one, other = (p[kernel[0]][kernel[1]][kernel[2]] for p in (found, born))
+  assert not np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("field", ["hidden", "depth", "bound", "cap"])
+def test_a_potential_needs_a_size(field):
+  nothing = type(getattr(SPEC, field))(0)
+  with pytest.raises(ValueError, match=f"{field}=0"):
+    dataclasses.replace(SPEC, **{field: nothing})
+
+
 def test_labels_that_say_nothing_are_not_learned():
   data = separable()
   rng = np.random.default_rng(3)

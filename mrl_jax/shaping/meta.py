@@ -249,6 +249,8 @@ def train(
   ]
   unseen = jax.device_put(_take(data_.examples, ~kept))
   whole = jax.device_put(data_.examples)
+  every = min(settings.every, settings.steps)
+  settings = dataclasses.replace(settings, every=every)
   optimizer = optax.adam(settings.lr)
   run = jax.jit(functools.partial(_steps, spec, settings, optimizer))
   judge = jax.jit(lambda p: objective(spec, p, unseen, settings))
@@ -256,7 +258,7 @@ def train(
   state = (network, optimizer.init(network))
   best, least, waited, history = network, math.inf, 0, []
   rng = np.random.default_rng(settings.seed)
-  for step in range(settings.every, settings.steps + 1, settings.every):
+  for step in range(every, settings.steps + 1, every):
     state, cost = run(state, rest, whole, _draw(rng, groups, settings))
     total, parts = judge({**rest, "network": state[0]})
     values = {"step": step, "train": float(cost), "held_out": float(total)}

@@ -43,6 +43,11 @@ class Spec:
   steps: int = 0  # of meta-training; 0: untrained
   reference: str = ""  # the model whose states it reads
 
+  def __post_init__(self):
+    for field in ("hidden", "depth", "bound", "cap"):
+      if not getattr(self, field) > 0:
+        raise ValueError(f"{field}={getattr(self, field)} must be above 0")
+
 
 class Potential(NamedTuple):
   """Ready to use: kernels within their cap."""
