@@ -11,18 +11,14 @@ import json
 import pathlib
 from typing import Any
 
-from mrl_jax import config_checks
+from mrl_jax import config_checks, config_fields
 from mrl_jax import config_names as allowed
 from mrl_jax.config_error import ConfigError
-
-
-def _field(default: Any, doc: str, names: tuple[str, ...] | None = None):
-  metadata = {"help": doc, "names": names}
-  return dataclasses.field(default=default, metadata=metadata)
+from mrl_jax.config_fields import field as _field
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(config_fields.Methods, config_fields.Machine):
   """A run. A tuple field marked "per policy" takes one value or one each."""
 
   workdir: str = _field("", "Folder of the run: checkpoints, logs, plots.")
@@ -149,108 +145,6 @@ class Config:
     "Replace the sampler's log-probs by the trainer's at stage start.",
   )
 
-  exchange: str = _field(
-    "",
-    "Where policies exchange records: a folder or bucket, or memory; "
-    "default: exchange/ in --workdir. Made only if a recipe listens.",
-  )
-  staleness: int = _field(
-    0, "Rounds that a peer's record may be old; 0: this round's only."
-  )
-  deadline: float = _field(
-    600.0, "Seconds that a round waits for peers that are late."
-  )
-  prp_mode: str = _field(
-    "behavior",
-    "What PRP weighs a peer's token against: the peer (behavior), this "
-    "policy under the chunk's weight (decoupled), or without (recompute).",
-    allowed.PRP_MODES,
-  )
-  peer_samples: int = _field(
-    0, "The peers' rollouts per prompt in PRP; 0: as many as own ones."
-  )
-  peer_dual_clip: float = _field(
-    3.0, "Bound on the loss of the peers' negative rows, as a ratio."
-  )
-  peer_cap: float = _field(2.0, "Cap of the chunk weights of decoupled PRP.")
-  spread: str = _field(
-    "bytes",
-    "How a source token's log-prob is shared: over its bytes or its chunk.",
-    allowed.SPREADS,
-  )
-  xgrpo_mix: float = _field(
-    -1.0, "The peers' share of XGRPO's baseline; -1: that of the union."
-  )
-  rescue_weight: float = _field(
-    0.1, "Weight of the log-likelihood of a peer's success in SGT."
-  )
-  rescue_mean: str = _field(
-    "tokens",
-    "Over what that is a mean: the rescue tokens, or all prompts.",
-    allowed.RESCUE_MEANS,
-  )
-  rescue_samples: int = _field(1, "Successes imitated per rescued prompt.")
-
-  embedder: str = _field(
-    "policy",
-    "What compares answers: policy (its initial hidden states), minilm, or "
-    "the folder of a sentence-transformers model.",
-  )
-  novelty_weight: float = _field(
-    0.1, "What a right answer's novelty adds to its advantage."
-  )
-  novelty_memory: int = _field(
-    0,
-    "Answers that a prompt remembers; 0: samples, the least.",
-  )
-  novelty_pool: str = _field(
-    "all", "Which answers are remembered and compared with.", allowed.POOLS
-  )
-  novelty_place: str = _field(
-    "after",
-    "after or before (in the reward) a group is normalised.",
-    allowed.PLACES,
-  )
-  novelty_prompts: int = _field(65536, "Prompts that are remembered at most.")
-  regenerate: str = _field(
-    "lowest",
-    "Where a hard prompt's answer is cut: where the smoothed entropy before "
-    "is lowest; highest or random; restart: not at all, the prompt again.",
-    allowed.CHOICES,
-  )
-  regenerate_slots: int = _field(
-    16, "Groups of a round that continue such a prefix, at most."
-  )
-  regenerate_warmup: int = _field(30, "Rounds before the first of them.")
-  regenerate_boundary: str = _field(
-    "lines",
-    "An answer is cut after lines, or after any tokens.",
-    allowed.BOUNDARIES,
-  )
-  regenerate_gap: int = _field(32, "Least tokens between two cuts.")
-  regenerate_cuts: int = _field(15, "Most cuts considered in an answer.")
-  regenerate_cap: float = _field(0.75, "Most of an answer that is kept.")
-  regenerate_temperature: float = _field(
-    0.1, "Of the smoothing of entropies over similar prefixes."
-  )
-  regenerate_queue: int = _field(512, "Prefixes that wait, at most.")
-  regenerate_depth: int = _field(
-    3, "Times that an answer is cut again while its prompt stays hard."
-  )
-
-  potential: tuple[str, ...] = _field(
-    (), "Folders of experiments.meta_train, per policy; none: has none."
-  )
-  shaping: str = _field(
-    "token",
-    "Where it works: as a baseline of tokens, on the reward, or there bounded.",
-    allowed.SHAPINGS,
-  )
-  shaping_alpha: float = _field(0.3, "Weight of the potential.")
-  shaping_gap: float = _field(1.0, "Least gap below the best reward (bounded).")
-  shaping_decay: float = _field(0.9, "Of the mean deviation of past groups ...")
-  shaping_scale: float = _field(0.5, "... which is this at first (token).")
-
   lr: tuple[float, ...] = _field((1e-6,), "Peak learning rate, per policy.")
   lr_schedule: str = _field(
     "constant", "After the warm-up.", allowed.LR_SCHEDULES
@@ -260,28 +154,6 @@ class Config:
   b2: float = _field(0.999, "Adam's second decay rate.")
   weight_decay: float = _field(0.0, "AdamW weight decay.")
   clip_norm: float = _field(1.0, "Clip the gradient to this norm; 0: off.")
-
-  mesh: tuple[int, ...] = _field(
-    (-1, 1, 1), "Devices along data,fsdp,tensor; -1: all that remain."
-  )
-  executor: str = _field(
-    "inline",
-    "inline: policies take turns; partition: a thread each, on its own "
-    "devices.",
-    allowed.EXECUTORS,
-  )
-  shares: tuple[int, ...] = _field(
-    (),
-    "Devices of each policy; default: all for each where they take turns, "
-    "else equal shares.",
-  )
-  offload: bool = _field(
-    False, "Keep the idle policies' states in host memory (inline)."
-  )
-  replan_every: int = _field(
-    0, "Rounds between new shares from measured times (partition); 0: never."
-  )
-  cpu_devices: int = _field(0, "Emulate this many CPU devices; 0: off.")
 
   save_every: int = _field(10, "Rounds between checkpoints; 0: at the end.")
   save_updates: int = _field(

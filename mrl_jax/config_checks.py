@@ -142,6 +142,7 @@ def _check_policies(config: Any) -> None:
     if len(value) not in (1, count):
       raise ConfigError(name, value, f"must be 1 value or {count}, one each")
   _check_shares(config, count)
+  _check_processes(config)
 
 
 def _check_shares(config: Any, count: int) -> None:
@@ -156,6 +157,27 @@ def _check_shares(config: Any, count: int) -> None:
   if config.executor == "partition" and config.offload:
     raise ConfigError(
       "offload", "true", "needs --executor=inline: no state is idle"
+    )
+
+
+def _check_processes(config: Any) -> None:
+  count, number, first = config.processes, config.process_id, config.coordinator
+  if first and first != "auto" and not first.rpartition(":")[2].isdecimal():
+    raise ConfigError("coordinator", first, "must be HOST:PORT or auto")
+  alone = first in ("", "auto")
+  if alone and count:
+    raise ConfigError("processes", count, "needs --coordinator=HOST:PORT")
+  if alone and number != -1:
+    raise ConfigError("process_id", number, "needs --coordinator=HOST:PORT")
+  if not alone and count < 1:
+    raise ConfigError("processes", count, "must be at least 1")
+  if not alone and not 0 <= number < count:
+    raise ConfigError("process_id", number, f"must be in [0, {count})")
+  if first and config.executor == "partition":
+    raise ConfigError(
+      "executor",
+      config.executor,
+      "must be inline with --coordinator: processes take the same steps",
     )
 
 

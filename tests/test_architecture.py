@@ -12,7 +12,7 @@ LAYERS = (
   (
     *("types", "compose", "named", "records"),
     *("config", "config_checks", "config_error", "config_files"),
-    *("config_methods", "config_names"),
+    *("config_fields", "config_methods", "config_names"),
   ),
   ("kernels", "text", "tasks", "parallel", "collate", "measure"),
   ("model", "transforms"),

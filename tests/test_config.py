@@ -38,6 +38,11 @@ def make(**changes):
     ("mesh", (1, 1), "data,fsdp,tensor"),
     ("mesh", (-1, -1, 1), "at most one"),
     ("mesh", (0, 1, 1), "data,fsdp,tensor"),
+    ("attention", "splash", "allowed: auto, plain, pallas, interpret"),
+    ("coordinator", "somewhere", "HOST:PORT or auto"),
+    ("coordinator", "somewhere:http", "HOST:PORT or auto"),
+    ("processes", 2, "needs --coordinator=HOST:PORT"),
+    ("process_id", 0, "needs --coordinator=HOST:PORT"),
     ("names", ("x",), "must be 2 names"),
     ("names", ("x", "x"), "unique"),
     ("policies", (), "at least one"),
@@ -176,3 +181,14 @@ def test_a_veto_at_the_end_of_no_clip_range_needs_a_threshold(low):
     make(veto="suffix", clip_low=low)
   assert make(veto="suffix", clip_low=low, veto_tau=0.0)
   assert make(veto="cumulative", clip_low=low)
+
+
+def test_several_processes_are_told_apart():
+  many = {"coordinator": "localhost:9000", "processes": 2}
+  make(**many, process_id=1)
+  make(coordinator="auto")
+  for number in (-1, 2):
+    with pytest.raises(config_lib.ConfigError, match=r"in \[0, 2\)"):
+      make(**many, process_id=number)
+  with pytest.raises(config_lib.ConfigError, match="must be inline"):
+    make(coordinator="auto", executor="partition")
