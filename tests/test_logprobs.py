@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from jax.test_util import check_grads
 
 from mrl_jax.kernels import logprobs
+from mrl_jax.parallel import mesh as mesh_lib
+from mrl_jax.parallel import sharding
 from mrl_jax.types import Distribution
 from tests import oracle
 
@@ -119,10 +121,71 @@ def test_gradients_are_finite_differences():
   [(16, 1 << 20, 16), (16, 4 * 8 * 4 * 6, 6), (7, 1, 1), (10, 1100, 5)],
 )
 def test_blocks_are_even_and_as_large_as_allowed(steps, block_bytes, width):
-  assert logprobs._width(4, steps, 8, block_bytes) == width
-  one = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
-  with jax.set_mesh(one):
-    assert logprobs._width(8, steps, 8, block_bytes) == width
+  assert logprobs._width(4, steps, 8, "tpu", block_bytes) == width
+  assert logprobs._width(4, steps, 8, "cpu", block_bytes) == width
+
+
+def test_blocks_suit_the_platform():
+  large = (1, 4096, 151936)
+  assert logprobs._width(*large, "cpu") < 128
+  assert logprobs._width(*large, "tpu") > 500
+
+
+MESHES = [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 1, 8), (1, 4, 2)]
+
+
+@pytest.mark.parametrize("shape", MESHES, ids=str)
+@pytest.mark.parametrize(
+  "distribution",
+  [Distribution(0.7), Distribution(1.3, 5, 0.8)],
+  ids=["plain", "cut"],
+)
+def test_any_mesh_gives_the_same(shape, distribution):
+  rng = np.random.default_rng(3)
+  hidden = jnp.asarray(rng.normal(size=(8, 6, 16)), jnp.float32)
+  unembedding = jnp.asarray(rng.normal(size=(32, 16)), jnp.float32)
+  tokens = jnp.asarray(rng.integers(0, 32, (8, 6)), jnp.int32)
+  allowed = jnp.arange(32) % 7 != 3
+
+  def loss(h, w):
+    out = logprobs.score(h, w, tokens, allowed, distribution, 2000)
+    weights = jnp.cos(jnp.arange(48.0)).reshape(8, 6)
+    return jnp.sum(weights * (out.logprobs + 0.3 * out.entropies)), out
+
+  both = jax.value_and_grad(loss, (0, 1), has_aux=True)
+  wanted = jax.jit(both)(hidden, unembedding)
+  mesh = mesh_lib.make(*shape)
+  axes = (("batch", None, None), ("vocab", "embed"))
+  placed = [
+    jax.device_put(
+      x, jax.sharding.NamedSharding(mesh, sharding.spec(a, x.shape, mesh))
+    )
+    for x, a in zip((hidden, unembedding), axes, strict=True)
+  ]
+  with jax.set_mesh(mesh):
+    found = jax.jit(both)(*placed)
+  for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+    np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5)
+
+
+def test_what_a_mesh_cannot_cut_is_whole_on_every_device():
+  """Three rows, a vocabulary of 11: neither is a multiple of 2."""
+  hidden, unembedding, tokens, allowed = inputs(7)
+  arguments = (hidden, unembedding, tokens, allowed)
+
+  def grad(h, w):
+    return jax.grad(
+      lambda *x: logprobs.score(
+        *x, *arguments[2:], Distribution()
+      ).logprobs.sum(),
+      (0, 1),
+    )(h, w)
+
+  wanted = jax.jit(grad)(*arguments[:2])
+  with jax.set_mesh(mesh_lib.make(2, 2, 2)):
+    found = jax.jit(grad)(*arguments[:2])
+  for x, y in zip(found, wanted, strict=True):
+    np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
 
 
 def scored(logits, token, allowed, distribution):

@@ -1,101 +1,44 @@
 """Log-probs and entropies of given tokens, without a [B, T, V] array.
 
-`adjust` defines the sampling distribution once, for the sampler and for the
-scorer: temperature, barred ids, top-k, top-p. `score` applies it to the
-logits of a few time steps at a time and keeps two numbers per position; its
-backward pass computes each block of logits again. Blocks run over time with
-the whole vocabulary inside, so rows may be spread over data axes and the
-vocabulary over a tensor axis, and top-k and top-p stay exact.
+`score` computes the logits of a few time steps at a time, in the sampling
+distribution (see `support.py`), and keeps two numbers per position; its
+backward pass computes each block again. On a mesh every device scores its own
+rows against its own part of the vocabulary: what crosses are sums over the
+vocabulary, two gathers of the unembedding's shards over the axes that share
+rows, and one reduction of its gradient, however many blocks there are.
 """
 
 import functools
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Bool, Float, Int
 
+from mrl_jax.kernels import support
+
+# The name of support.py is also this module's.
+from mrl_jax.kernels.support import adjust as adjust
+from mrl_jax.parallel import sharding
 from mrl_jax.types import Distribution, Scores
 
-BLOCK_BYTES = 64 * 2**20
-# On a CPU a block of few rows stays in cache through its passes, which pays
-# for computing the logits twice; an accelerator wants the whole block.
+# Bytes of one float32 block of logits. On a CPU a block of few rows stays in
+# cache through its passes, which pays for computing the logits twice. An
+# accelerator reads the unembedding once a block, which about 500 rows pay for.
+_BLOCK_BYTES = {"cpu": 64 * 2**20}
+_LARGE_BLOCK = 512 * 2**20
 _CPU_ROWS = 128
-# A nucleus is full at this share of its mass, so that rounding does not let
-# in one more token where the masses add up to top_p exactly.
-_FULL = 1.0 - 1e-6
 
 
-def adjust(
-  logits: Float[Array, "*batch V"],
-  allowed: Bool[Array, "V"],
-  distribution: Distribution,
-) -> Float[Array, "*batch V"]:
-  """Logits whose softmax is the exact sampling distribution, in float32.
+class _Layout(NamedTuple):
+  """Over which mesh axes the arguments are cut; static."""
 
-  x_v = logits_v / temperature, or -inf outside the support. The support is
-  the allowed ids, then the top_k largest of them, then of those the fewest
-  largest whose mass reaches top_p; ids tied with the last one kept are kept.
-
-  Holtzman et al. 2020 (top-p), https://arxiv.org/abs/1904.09751; Fan et al.
-  2018 (top-k), https://arxiv.org/abs/1805.04833.
-
-  Raises:
-    ValueError: for a distribution that is none.
-  """
-  _check(distribution)
-  x = logits.astype(jnp.float32)
-  if distribution.temperature != 1.0:
-    x = x / distribution.temperature
-  x = jnp.where(jnp.broadcast_to(allowed, x.shape), x, -jnp.inf)
-  if 0 < distribution.top_k < x.shape[-1]:
-    ones = jnp.ones_like(x)
-    x = _keep_largest(x, ones, jnp.full(x.shape[:-1], distribution.top_k))
-  if distribution.top_p < 1.0:
-    masses = jnp.exp(x - jnp.max(x, axis=-1, keepdims=True))
-    least = masses.sum(-1) * (distribution.top_p * _FULL)
-    x = _keep_largest(x, masses, least)
-  return x
-
-
-def _check(distribution: Distribution) -> None:
-  temperature, top_k, top_p = distribution
-  if not temperature > 0:
-    raise ValueError(f"temperature must be above 0, got {temperature}")
-  if top_k < 0:
-    raise ValueError(f"top_k must be at least 0, got {top_k}")
-  if not 0 < top_p <= 1:
-    raise ValueError(f"top_p must be in (0, 1], got {top_p}")
-
-
-def _keep_largest(
-  x: Float[Array, "*batch V"],
-  masses: Float[Array, "*batch V"],
-  least: Array,
-) -> Float[Array, "*batch V"]:
-  """Bars all but the fewest largest entries whose masses reach `least`.
-
-  Finds the threshold bit by bit, in integers ordered as the floats are: 32
-  reductions over the vocabulary, exact, and much cheaper than a sort.
-  """
-  order = _ordered(x)
-
-  def bit(index, threshold):
-    trial = threshold | (jnp.uint32(1 << 31) >> jnp.uint32(index))
-    above = order >= trial[..., None]
-    enough = jnp.where(above, masses, 0.0).sum(-1) >= least
-    return jnp.where(enough, trial, threshold)
-
-  none = jnp.zeros(x.shape[:-1], jnp.uint32)
-  threshold = jax.lax.fori_loop(0, 32, bit, none)
-  return jnp.where(order >= threshold[..., None], x, -jnp.inf)
-
-
-def _ordered(x: Float[Array, "*shape"]) -> UInt32[Array, "*shape"]:
-  """Unsigned integers in the order of the float32 values."""
-  bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
-  sign = jnp.uint32(1 << 31)
-  return jnp.where(bits >= sign, ~bits, bits | sign)
+  rows: tuple[str, ...] = ()
+  vocab: str | None = None
+  embed: tuple[str, ...] = ()  # of the unembedding's gradient
+  spread: bool = False  # whether there is a mesh at all
 
 
 def score(
@@ -104,7 +47,7 @@ def score(
   tokens: Int[Array, "B T"],
   allowed: Bool[Array, "V"],
   distribution: Distribution,
-  block_bytes: int = BLOCK_BYTES,
+  block_bytes: int | None = None,
 ) -> Scores:
   """Log-prob of each token and entropy (nats) of its distribution, float32.
 
@@ -123,80 +66,126 @@ def score(
     allowed: ids that may be sampled.
     distribution: as the sampler has it; static.
     block_bytes: most bytes of one float32 block of logits on each device of
-      the current mesh; a block is at least one time step of all rows.
+      the current mesh; a block is at least one time step of all rows. None:
+      what suits the platform.
   """
-  _check(distribution)
+  support.check(distribution)
   rows, steps, _ = hidden.shape
-  width = _width(rows, steps, unembedding.shape[0], block_bytes)
+  layout, parts = _layout(hidden.shape, unembedding.shape)
+  sizes = (rows // parts[0], steps, unembedding.shape[0] // parts[1])
+  width = _width(*sizes, sharding.platform(), block_bytes)
   pad = -steps % width
   if pad:
     hidden = jnp.pad(hidden, ((0, 0), (0, pad), (0, 0)))
     tokens = jnp.pad(tokens, ((0, 0), (0, pad)))
   logprobs, entropies = _score(
-    hidden, unembedding, tokens, allowed, distribution, width
+    hidden, unembedding, tokens, allowed, distribution, width, layout
   )
   return Scores(logprobs[:, :steps], entropies[:, :steps])
 
 
-def _width(rows: int, steps: int, vocab: int, block_bytes: int) -> int:
+def _layout(
+  hidden: tuple[int, ...], unembedding: tuple[int, ...]
+) -> tuple[_Layout, tuple[int, int]]:
+  """How the current mesh cuts rows and vocabulary, and into how many parts."""
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or mesh.size == 1:
+    return _Layout(), (1, 1)
+  rows = sharding.names("batch", hidden[0], mesh)
+  vocab = sharding.names("vocab", unembedding[0], mesh)
+  embed = sharding.names("embed", unembedding[1], mesh)
+  embed = embed if set(embed) <= set(rows) else ()
+  parts = tuple(
+    math.prod(mesh.shape[n] for n in names) for names in (rows, vocab)
+  )
+  return _Layout(rows, vocab[0] if vocab else None, embed, True), parts
+
+
+def _width(
+  rows: int,
+  steps: int,
+  vocab: int,
+  platform: str,
+  block_bytes: int | None = None,
+) -> int:
   """Time steps per block: all blocks about equal, none over the limit.
 
-  Each block adds to the unembedding's gradient, over the devices that share
-  the rows, so few large blocks are better than many where memory allows.
+  Each block adds to the unembedding's gradient, so few large blocks are
+  better than many where memory allows.
   """
-  devices = max(1, jax.sharding.get_abstract_mesh().size)  # 0: no mesh
-  most = block_bytes * devices // (4 * vocab)
-  if jax.default_backend() == "cpu":
-    most = min(most, _CPU_ROWS * devices)
+  block_bytes = block_bytes or _BLOCK_BYTES.get(platform, _LARGE_BLOCK)
+  most = block_bytes // (4 * vocab)
+  if platform == "cpu":
+    most = min(most, _CPU_ROWS)
   blocks = math.ceil(steps / max(1, most // rows))
   return math.ceil(steps / blocks)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _score(hidden, unembedding, tokens, allowed, distribution, width):
-  return _forward(hidden, unembedding, tokens, allowed, distribution, width)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+def _score(hidden, unembedding, tokens, allowed, distribution, width, layout):
+  arguments = (hidden, unembedding, tokens, allowed)
+  return _forward(*arguments, distribution, width, layout)[0]
 
 
-def _forward(hidden, unembedding, tokens, allowed, distribution, width):
-  def body(index, outs):
-    h, token = _slices((hidden, tokens), index, width)
-    x, chosen = _logits(h, unembedding, token, allowed, distribution)
-    top = jnp.max(x, axis=-1, keepdims=True)
-    below = x - top  # digits are lost by adding `top` back before the end
-    masses = jnp.exp(below)
-    total = masses.sum(-1)
-    mean = (masses * _finite(below)).sum(-1) / total
-    top, log_total = top[..., 0], jnp.log(total)
-    values = (chosen - top - log_total, log_total - mean, log_total + top)
-    return _update(outs, values, index, width)
+def _forward(hidden, unembedding, tokens, allowed, distribution, width, layout):
+  def run(hidden, unembedding, tokens, allowed):
+    def body(index, outs):
+      h, token = _slices((hidden, tokens), index, width)
+      x, chosen = _logits(
+        h, unembedding, token, allowed, distribution, layout.vocab
+      )
+      top = support.largest(x, layout.vocab)
+      below = x - top[..., None]  # digits are lost by adding `top` back early
+      masses = jnp.exp(below)
+      mass = support.total(masses, layout.vocab)
+      mean = support.total(masses * _finite(below), layout.vocab) / mass
+      log_mass = jnp.log(mass)
+      values = (chosen - top - log_mass, log_mass - mean, log_mass + top)
+      return _update(outs, values, index, width)
 
-  empty = (jnp.zeros(tokens.shape, jnp.float32),) * 3
-  outs = _loop(tokens, width, body, empty)
+    empty = (jnp.zeros(tokens.shape, jnp.float32),) * 3
+    return _loop(tokens, width, body, empty)
+
+  rows = _over(layout.rows)
+  arguments = (hidden, unembedding, tokens, allowed)
+  outs = _on_mesh(run, layout, _places(layout), (rows,) * 3)(*arguments)
   logprobs, entropies, log_totals = outs
-  saved = (hidden, unembedding, tokens, allowed, entropies, log_totals)
-  return (logprobs, entropies), saved
+  return (logprobs, entropies), (*arguments, entropies, log_totals)
 
 
-def _backward(distribution, width, saved, cotangents):
-  hidden, unembedding, tokens, allowed, entropies, log_totals = saved
-  arrays = (hidden, tokens, entropies, log_totals, *cotangents)
+def _backward(distribution, width, layout, saved, cotangents):
+  hidden, unembedding, *_ = saved
 
-  def body(index, carry):
-    d_hidden, d_unembedding = carry
-    h, token, entropy, log_total, g, k = _slices(arrays, index, width)
-    x, _ = _logits(h, unembedding, token, allowed, distribution)
-    logp = x - log_total[..., None]
-    weight = g[..., None] + k[..., None] * (_finite(logp) + entropy[..., None])
-    dx = jnp.where(_chosen(token, x), g[..., None], 0.0)
-    dx = (dx - jnp.exp(logp) * weight) / distribution.temperature
-    dx = dx.astype(hidden.dtype)
-    (d_hidden,) = _update(
-      (d_hidden,), (_einsum("btv,vd->btd", dx, unembedding),), index, width
+  def run(hidden, unembedding, tokens, allowed, *more):
+    arrays = (hidden, tokens, *more)
+
+    def body(index, carry):
+      d_hidden, d_unembedding = carry
+      h, token, entropy, log_total, g, k = _slices(arrays, index, width)
+      x, _ = _logits(h, unembedding, token, allowed, distribution, layout.vocab)
+      logp = x - log_total[..., None]
+      weight = k[..., None] * (_finite(logp) + entropy[..., None])
+      weight = weight + g[..., None]
+      dx = jnp.where(_chosen(token, x, layout.vocab), g[..., None], 0.0)
+      dx = (dx - jnp.exp(logp) * weight) / distribution.temperature
+      dx = dx.astype(hidden.dtype)
+      part = _einsum("btv,vd->btd", dx, unembedding)
+      (d_hidden,) = _update((d_hidden,), (part,), index, width)
+      return d_hidden, d_unembedding + _flat_gradient(dx, h)
+
+    zeros = tuple(
+      jnp.zeros(x.shape, jnp.float32) for x in (hidden, unembedding)
     )
-    return d_hidden, d_unembedding + _flat_gradient(dx, h)
+    d_hidden, d_unembedding = _loop(tokens, width, body, zeros)
+    if layout.vocab:
+      d_hidden = jax.lax.psum(d_hidden, layout.vocab)
+    return d_hidden, _reduced(d_unembedding, layout)
 
-  zeros = tuple(jnp.zeros(x.shape, jnp.float32) for x in (hidden, unembedding))
-  d_hidden, d_unembedding = _loop(tokens, width, body, zeros)
+  rows = _over(layout.rows)
+  table = PartitionSpec(layout.vocab, layout.embed or None)
+  places = (*_places(layout), *(rows,) * 4)
+  run = _on_mesh(run, layout, places, (rows, table))
+  d_hidden, d_unembedding = run(*saved, *cotangents)
   return (
     d_hidden.astype(hidden.dtype),
     d_unembedding.astype(unembedding.dtype),
@@ -208,13 +197,43 @@ def _backward(distribution, width, saved, cotangents):
 _score.defvjp(_forward, _backward)
 
 
-def _logits(h, unembedding, token, allowed, distribution):
+def _over(rows: tuple[str, ...]) -> PartitionSpec:
+  return PartitionSpec(rows or None)
+
+
+def _places(layout: _Layout) -> tuple[PartitionSpec, ...]:
+  """Of the states, the unembedding, the tokens and the allowed ids."""
+  rows, vocab = _over(layout.rows), PartitionSpec(layout.vocab)
+  return rows, vocab, rows, vocab
+
+
+def _on_mesh(run, layout: _Layout, takes, gives):
+  if not layout.spread:
+    return run
+  return jax.shard_map(run, in_specs=takes, out_specs=gives, check_vma=False)
+
+
+def _reduced(gradient: Array, layout: _Layout) -> Array:
+  """The sum over the devices that share the rows, cut as the table is."""
+  for name in layout.embed:
+    gradient = jax.lax.psum_scatter(
+      gradient, name, scatter_dimension=1, tiled=True
+    )
+  rest = tuple(name for name in layout.rows if name not in layout.embed)
+  return jax.lax.psum(gradient, rest) if rest else gradient
+
+
+def _logits(h, unembedding, token, allowed, distribution, axis):
   """Adjusted logits of a block, the token's own put back, and the latter."""
   raw = _einsum("btd,vd->btv", h, unembedding)
-  chosen = jnp.take_along_axis(raw, token[..., None], axis=-1)
+  if axis is None:
+    chosen = jnp.take_along_axis(raw, token[..., None], axis=-1)
+  else:  # one device has it
+    mine = jnp.where(_chosen(token, raw, axis), raw, 0.0)
+    chosen = support.total(mine, axis)[..., None]
   chosen = chosen / distribution.temperature
-  x = adjust(raw, allowed, distribution)
-  return jnp.where(_chosen(token, x), chosen, x), chosen[..., 0]
+  x = adjust(raw, allowed, distribution, axis)
+  return jnp.where(_chosen(token, x, axis), chosen, x), chosen[..., 0]
 
 
 def _einsum(equation, a, b):
@@ -227,8 +246,10 @@ def _flat_gradient(dx, h):
   return _einsum("nv,nd->vd", rows, h.reshape(-1, width))
 
 
-def _chosen(token, x):
+def _chosen(token, x, axis):
   ids = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
+  if axis is not None:
+    ids += jax.lax.axis_index(axis) * x.shape[-1]
   return ids == token[..., None]
 
 

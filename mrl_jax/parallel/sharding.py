@@ -6,6 +6,7 @@ another table, and no model code changes. An axis whose size the mesh does not
 divide is replicated, so small models run on any mesh.
 """
 
+import math
 from typing import Any
 
 import jax
@@ -39,20 +40,37 @@ def spec(axes: Axes, shape: tuple[int, ...], mesh: AnyMesh) -> PartitionSpec:
   used: set[str] = set()
   parts: list[tuple[str, ...] | str | None] = []
   for name, size in zip(axes, shape, strict=True):
-    if name not in RULES:
-      raise ValueError(
-        f"axis {name!r} is not one of {sorted(filter(None, RULES))}"
-      )
-    names = tuple(n for n in RULES[name] if mesh.shape[n] > 1)
-    ways = 1
-    for n in names:
-      ways *= mesh.shape[n]
-    if not names or used.intersection(names) or size % ways:
+    found = names(name, size, mesh)
+    if not found or used.intersection(found):
       parts.append(None)
       continue
-    used.update(names)
-    parts.append(names if len(names) > 1 else names[0])
+    used.update(found)
+    parts.append(found if len(found) > 1 else found[0])
   return PartitionSpec(*parts)
+
+
+def names(axis: str | None, size: int, mesh: AnyMesh) -> tuple[str, ...]:
+  """The mesh axes that a dimension is spread over; none that cannot cut it.
+
+  Raises:
+    ValueError: for a name that RULES lacks.
+  """
+  if axis not in RULES:
+    raise ValueError(
+      f"axis {axis!r} is not one of {sorted(filter(None, RULES))}"
+    )
+  found = tuple(name for name in RULES[axis] if mesh.shape[name] > 1)
+  ways = math.prod(mesh.shape[name] for name in found)
+  return found if size % ways == 0 else ()
+
+
+def platform() -> str:
+  """Of the current mesh's devices (`jax.set_mesh`), else the default one.
+
+  A program may be compiled for devices that this machine does not have.
+  """
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return device.platform if device else jax.default_backend()
 
 
 def tree(axes_tree: Any, shapes_tree: Any, mesh: jax.sharding.Mesh) -> Any:
