@@ -86,7 +86,7 @@ def test_what_is_not_supported_is_named(family, more, message):
     read(family, **more)
 
 
-@pytest.mark.parametrize("field", ["compute_dtype", "remat"])
+@pytest.mark.parametrize("field", ["compute_dtype", "remat", "attention"])
 def test_misspelt_options_are_refused(field):
   with pytest.raises(ValueError, match=f"{field} is 'flot'; allowed"):
     dataclasses.replace(read("llama"), **{field: "flot"})

@@ -4,13 +4,85 @@ Queries of G rows meet their prompt's keys in one batched product, so the
 prompt is neither copied nor attended to G times over; a row's own keys are a
 second part, and one softmax runs over both. Only the small statistics of
 that softmax are brought into a common layout, never the scores.
+
+This is the plain form, which XLA compiles for any machine; `flash.py` has the
+same three functions as kernels for TPU.
 """
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from mrl_jax.model import cache as cache_lib
+
 MASKED = -1e30  # added to a score; finite, so a row with no key stays finite
+
+
+class Attention(NamedTuple):
+  """Three kinds of attention: each takes where things lie, once for all
+  layers, and returns the function that a layer calls with its window.
+
+  over_itself(positions [N, P]) -> attend(q, k, v, window)
+  over_prompt_and_itself(positions [N, P], steps) -> attend(q, prompt_k,
+    prompt_v, k, v, window)
+  over_cache(cache) -> attend(q, k, v, window), whose window is static
+  """
+
+  over_itself: Callable[..., Callable]
+  over_prompt_and_itself: Callable[..., Callable]
+  over_cache: Callable[..., Callable]
+
+
+def chosen(name: str, platform: str) -> str:
+  """What `name` means on a platform: "auto" is the kernels on a TPU."""
+  if name != "auto":
+    return name
+  return "pallas" if platform == "tpu" else "plain"
+
+
+def plain(windows: tuple[int, ...]) -> Attention:
+  """Attention as matrix products; layers have these windows, 0 is full."""
+
+  def biases(seen, distance):
+    # A function of the window; made once if no layer has one.
+    if any(windows):
+      return functools.partial(bias, seen, distance)
+    made = bias(seen, distance, None)
+    return lambda window: made
+
+  def itself(positions):
+    distance = positions[:, :, None] - positions[:, None, :]
+    mask = biases((positions >= 0)[:, None, :], distance)
+    return lambda q, k, v, window: over_itself(q, k, v, mask(window))
+
+  def prompt_and_itself(positions, steps):
+    # The last prompt token is the first input of the completion.
+    last = positions[:, -1:]
+    real = (positions >= 0) & (positions < last)
+    later = last + jnp.arange(steps)[None, :]
+    prompt = biases(real[:, None, :], later[:, :, None] - positions[:, None, :])
+    distance = jnp.arange(steps)[:, None] - jnp.arange(steps)[None, :]
+    own = biases(jnp.ones((), bool), distance)
+
+    def attend(q, prompt_k, prompt_v, k, v, window):
+      return over_prompt_and_itself(
+        q, prompt_k, prompt_v, k, v, prompt(window), own(window)
+      )
+
+    return attend
+
+  def cached(cache):
+    masks = {
+      window: jnp.where(cache_lib.seen(cache, window), 0.0, MASKED)
+      for window in {*(windows or (0,))}
+    }
+    return lambda q, k, v, window: over_cache(q, k, v, masks[window])
+
+  return Attention(itself, prompt_and_itself, cached)
 
 
 def bias(
@@ -74,7 +146,10 @@ def over_cache(
   v: Float[Array, "B K C h"],
   mask: Float[Array, "B C"],
 ) -> Float[Array, "B K R h"]:
-  """The same for one token per row, over a cache laid out to be read."""
+  """The same for one token per row, over a cache laid out to be read.
+
+  A column that is not seen has mass 0, but must hold finite numbers.
+  """
   scores = _scores("bkrh,bkch->bkrc", q, k) + mask[:, None, None]
   masses = jnp.exp(scores - scores.max(-1, keepdims=True))
   total = masses.sum(-1)

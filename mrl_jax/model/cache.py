@@ -11,7 +11,7 @@ separate arrays, which attention then reads where they lie.
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from mrl_jax.parallel import sharding
 
@@ -37,6 +37,43 @@ class Cache(NamedTuple):
   def capacity(self) -> int:
     """Completion tokens that a row can hold."""
     return self.keys[0].shape[2] - self.positions.shape[1]
+
+
+class Bounds(NamedTuple):
+  """The columns that the token now being written attends to, in each slot."""
+
+  start: Int[Array, "B"]  # the first column of the prompt
+  count: Int[Array, "B"]  # the last so many of the ring, up to `newest`
+  newest: Int[Array, ""]  # the ring column of this token
+
+  def hold(self, columns: Array, width: int, capacity: int) -> Array:
+    """Whether they hold these columns, of a prompt of `width` and a ring."""
+    age = self.newest - (columns - width)
+    age += jnp.where(age < 0, capacity, 0)
+    in_prompt = columns < width
+    return (in_prompt & (columns >= self.start)) | (
+      ~in_prompt & (age < self.count)
+    )
+
+
+def bounds(cache: Cache, window: int) -> Bounds:
+  """The columns in a window of so many tokens; 0 is all of the row's."""
+  width, capacity = cache.positions.shape[1], cache.capacity
+  start, count = -cache.positions[:, 0], cache.step - cache.entered + 1
+  if window:
+    # Column c of the prompt is width - c + count - 1 tokens back.
+    start = jnp.maximum(start, width + count - window)
+    count = jnp.minimum(count, window)
+  return Bounds(start, jnp.minimum(count, capacity), cache.step % capacity)
+
+
+def seen(cache: Cache, window: int) -> Bool[Array, "B C"]:
+  """Which columns the token now being written attends to."""
+  start, count, newest = bounds(cache, window)
+  width, capacity = cache.positions.shape[1], cache.capacity
+  columns = jnp.arange(width + capacity)[None, :]
+  found = Bounds(start[:, None], count[:, None], newest)
+  return found.hold(columns, width, capacity)
 
 
 def empty(prompts: Prompts, slots: int, capacity: int) -> Cache:

@@ -48,6 +48,7 @@ def load(
   mesh: jax.sharding.Mesh | None = None,
   compute_dtype: str = "float32",
   remat: str = "none",
+  attention: str = "plain",
 ) -> tuple[transformer.Model, transformer.Params]:
   """Reads a model; its parameters are float32, whatever the file's dtype.
 
@@ -56,7 +57,8 @@ def load(
       their index.
     mesh: what to spread the parameters over; one device if None.
     compute_dtype: of activations and matrix products.
-    remat: what the backward pass recomputes: none, dots or full.
+    remat: what the backward pass recomputes: see `spec.REMAT`.
+    attention: what computes attention: see `spec.ATTENTIONS`.
 
   Raises:
     FileNotFoundError: the directory lacks the configuration or the weights.
@@ -68,6 +70,7 @@ def load(
     spec_lib.from_config(read_config(root)),
     compute_dtype=compute_dtype,
     remat=remat,
+    attention=attention,
   )
   model = transformer.make(spec)
   shapes = jax.eval_shape(model.init, jax.random.key(0))

@@ -15,7 +15,8 @@ from mrl_jax.model import rope
 Config = dict[str, Any]
 
 DTYPES = ("float32", "bfloat16")
-REMAT = ("none", "dots", "full")
+REMAT = ("none", "dots", "attention", "full")
+ATTENTIONS = ("plain", "pallas", "interpret")
 _ARCHITECTURES = {
   "llama": "LlamaForCausalLM",
   "mistral": "MistralForCausalLM",
@@ -50,10 +51,12 @@ class Spec:
   pad_id: int | None = None
   compute_dtype: str = "float32"
   remat: str = "none"
+  attention: str = "plain"
 
   def __post_init__(self):
     _among("compute_dtype", self.compute_dtype, DTYPES)
     _among("remat", self.remat, REMAT)
+    _among("attention", self.attention, ATTENTIONS)
     if self.heads % self.kv_heads:
       raise ValueError(
         f"num_attention_heads {self.heads} must be a multiple of "

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from mrl_jax.model import attention, layers, rope
+from mrl_jax.model import attention, flash, layers, rope
 from mrl_jax.model import cache as cache_lib
 from mrl_jax.model import spec as spec_lib
 from mrl_jax.parallel import sharding
@@ -55,16 +55,23 @@ def make(spec: spec_lib.Spec) -> Model:
   decode(unstacked, tokens [B], cache) -> the states [B, D] that predict the
     next tokens, and the cache with these.
   """
+  kind = _attention(spec)
   return Model(
     spec=spec,
     axes=_axes(spec),
     init=jax.jit(functools.partial(_init, spec)),
-    hidden=functools.partial(_hidden, spec),
+    hidden=functools.partial(_hidden, spec, kind),
     unembedding=functools.partial(_unembedding, spec),
-    prefill=functools.partial(_prefill, spec),
+    prefill=functools.partial(_prefill, spec, kind),
     unstack=functools.partial(_unstack, spec),
-    decode=functools.partial(_decode, spec),
+    decode=functools.partial(_decode, spec, kind),
   )
+
+
+def _attention(spec: spec_lib.Spec) -> attention.Attention:
+  if spec.attention == "plain":
+    return attention.plain(spec.windows)
+  return flash.make(spec.windows, interpret=spec.attention == "interpret")
 
 
 def _init(spec: spec_lib.Spec, key: Array) -> Params:
@@ -104,6 +111,7 @@ def _block(spec: spec_lib.Spec) -> Callable[[Params], layers.Block]:
 
 def _hidden(
   spec: spec_lib.Spec,
+  kind: attention.Attention,
   params: Params,
   context: Int[Array, "N P"],
   context_lengths: Int[Array, "N"],
@@ -120,25 +128,18 @@ def _hidden(
   later = context_lengths[:, None] - 1 + jnp.arange(steps)[None, :]
   turns = _turns(spec, where)
   later_turns = _turns(spec, later[:, None])
-  real = where >= 0
-  prompt_seen = (real & (where < context_lengths[:, None] - 1))[:, None, :]
-  ages = (where[:, :, None] - where[:, None, :]), real[:, None, :]
-  cross = (later[:, :, None] - where[:, None, :]), prompt_seen
-  own = jnp.arange(steps)[:, None] - jnp.arange(steps)[None, :]
-  masks = _masks(spec, ages, cross, (own, jnp.ones((), bool)))
+  attend_prompt = kind.over_itself(where)
+  attend_both = kind.over_prompt_and_itself(where, steps)
   bind = _block(spec)
 
   def layer(carry, inputs_):
     x, y = carry
     block, window = bind(inputs_[0]), inputs_[1]
-    self_mask, cross_mask, own_mask = masks(window)
     q, k, v = block.qkv(x, turns)
-    x = block.finish(x, attention.over_itself(q, k, v, self_mask))
+    x = block.finish(x, attend_prompt(q, k, v, window))
     grouped = y.reshape(count, group, steps, -1)
     q, k2, v2 = block.qkv(grouped, later_turns)
-    attended = attention.over_prompt_and_itself(
-      q, k, v, k2, v2, cross_mask, own_mask
-    )
+    attended = attend_both(q, k, v, k2, v2, window)
     y = block.finish(grouped, attended).reshape(y.shape)
     return (_rows(x), _rows(y)), None
 
@@ -150,20 +151,19 @@ def _hidden(
 
 def _prefill(
   spec: spec_lib.Spec,
+  kind: attention.Attention,
   params: Params,
   context: Int[Array, "N P"],
   context_lengths: Int[Array, "N"],
 ) -> tuple[Float[Array, "N D"], cache_lib.Prompts]:
   where = _positions(context_lengths, context.shape[1])
-  turns, real = _turns(spec, where), where >= 0
-  ages = (where[:, :, None] - where[:, None, :]), real[:, None, :]
-  masks = _masks(spec, ages)
+  turns, attend = _turns(spec, where), kind.over_itself(where)
   bind = _block(spec)
 
   def layer(x, inputs):
     block, window = bind(inputs[0]), inputs[1]
     q, k, v = block.qkv(x, turns)
-    x = block.finish(x, attention.over_itself(q, k, v, masks(window)[0]))
+    x = block.finish(x, attend(q, k, v, window))
     return _rows(x), (jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2))
 
   x = _rows(_embed(spec, params, context))
@@ -188,21 +188,17 @@ def _unstack(spec: spec_lib.Spec, params: Params) -> Params:
 
 def _decode(
   spec: spec_lib.Spec,
+  kind: attention.Attention,
   params: Params,
   tokens: Int[Array, "B"],
   cache: cache_lib.Cache,
 ) -> tuple[Float[Array, "B D"], cache_lib.Cache]:
-  where, capacity = cache.positions, cache.capacity
-  age = cache.step - cache.entered  # tokens that the row has already written
-  now = where[:, -1] + 1 + age
-  ages = (cache.step - jnp.arange(capacity)) % capacity
-  ages = jnp.broadcast_to(ages[None, :], (len(now), capacity))
-  seen = jnp.concatenate([where >= 0, ages <= age[:, None]], axis=1)
-  distance = jnp.concatenate([now[:, None] - where, ages], axis=1)
-  windows = spec.windows or (0,) * spec.layers
-  masks = {w: attention.bias(seen, distance, w or None) for w in {*windows}}
+  width = cache.positions.shape[1]
+  now = cache.positions[:, -1] + 1 + cache.step - cache.entered
+  attend = kind.over_cache(cache)
   turns = _turns(spec, now)
-  column = where.shape[1] + cache.step % capacity
+  windows = spec.windows or (0,) * spec.layers
+  column = width + cache.step % cache.capacity
   bind = _block(spec)
 
   def write(layer, new):
@@ -217,8 +213,7 @@ def _decode(
     q, k, v = block.qkv(x, turns)
     keys[number] = write(keys[number], k)
     values[number] = write(values[number], v)
-    mask = masks[windows[number]]
-    attended = attention.over_cache(q, keys[number], values[number], mask)
+    attended = attend(q, keys[number], values[number], windows[number])
     x = _rows(block.finish(x, attended))
   x = layers.rms_norm(x, params["norm"], spec.norm_eps)
   return x, cache._replace(
@@ -237,19 +232,6 @@ def _turns(
   """Cosines and sines [..., 1, h / 2]: one axis for the heads."""
   pair = rope.angles(spec.rope, spec.head_dim, positions)
   return tuple(x[..., None, :] for x in pair)
-
-
-def _masks(spec: spec_lib.Spec, *pairs):
-  """The biases of (distance, seen) pairs, as a function of the window.
-
-  They are made here, outside the layers, unless a layer has a window.
-  """
-  if not any(spec.windows):
-    made = [attention.bias(seen, age, None) for age, seen in pairs]
-    return lambda window: made
-  return lambda window: [
-    attention.bias(seen, age, window) for age, seen in pairs
-  ]
 
 
 def _layers(spec: spec_lib.Spec, params: Params) -> tuple[Params, Array]:
@@ -273,11 +255,20 @@ def _rows(x: Array) -> Array:
 
 
 def _rematerialised(layer: Callable, remat: str) -> Callable:
-  """What the backward pass recomputes: nothing, all but matmuls, or all."""
-  policies = {
-    "full": None,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-  }
+  """The layer, with what its backward pass keeps.
+
+  "none": all. "dots": the matrix products with weights, and the outputs of
+  attention kernels. "attention": these outputs alone. "full": nothing.
+  Without kernels nothing is kept of attention, and "attention" is "full".
+  """
   if remat == "none":
     return layer
-  return jax.checkpoint(layer, policy=policies[remat], prevent_cse=False)
+  kept = jax.checkpoint_policies
+  outputs = kept.save_only_these_names(flash.OUTPUT)
+  dots = kept.dots_with_no_batch_dims_saveable
+  policy = {
+    "dots": kept.save_from_both_policies(dots, outputs),
+    "attention": outputs,
+    "full": None,
+  }[remat]
+  return jax.checkpoint(layer, policy=policy, prevent_cse=False)

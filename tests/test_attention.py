@@ -1,0 +1,134 @@
+"""Attention kernels, interpreted, against attention as matrix products."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mrl_jax.model import attention, flash, transformer
+from mrl_jax.model import spec as spec_lib
+from mrl_jax.parallel import mesh as mesh_lib
+from mrl_jax.parallel import sharding
+
+PROMPT, GROUP, STEPS = 5, 2, 7
+LENGTHS = (5, 1, 3, 2)
+CONFIG = {
+  "model_type": "llama",
+  "hidden_size": 16,
+  "intermediate_size": 16,
+  "num_hidden_layers": 2,
+  "num_attention_heads": 4,
+  "num_key_value_heads": 2,
+  "head_dim": 64,
+  "vocab_size": 13,
+  "rms_norm_eps": 1e-5,
+  "rope_theta": 1e4,
+  "tie_word_embeddings": True,
+}
+
+
+def models(remat="none", windows=(), **changes):
+  """The same model with plain attention and with interpreted kernels."""
+  spec = spec_lib.from_config({**CONFIG, **changes})
+  spec = dataclasses.replace(spec, remat=remat, windows=windows)
+  other = dataclasses.replace(spec, attention="interpret")
+  model = transformer.make(spec)
+  params = model.init(jax.random.key(0))
+  return (model, transformer.make(other)), params
+
+
+def rows(seed=0):
+  rng = np.random.default_rng(seed)
+  context = rng.integers(0, 13, (len(LENGTHS), PROMPT))
+  tokens = rng.integers(0, 13, (len(LENGTHS) * GROUP, STEPS))
+  return tuple(
+    jnp.asarray(x, jnp.int32) for x in (context, np.array(LENGTHS), tokens)
+  )
+
+
+def close(got, want):
+  atol = 1e-5 * max(1, np.abs(want).max())
+  np.testing.assert_allclose(got, want, atol=atol, rtol=0)
+
+
+def gradients(model, params, data):
+  """States and gradients, where the tokens at the end are padding."""
+  steps = jnp.arange(STEPS)[None, :]
+  counted = steps < 2 + jnp.arange(len(data[2]))[:, None]
+
+  def loss(params):
+    hidden = model.hidden(params, *data)
+    return jnp.mean(jnp.sin(3 * hidden) * counted[..., None]), hidden
+
+  return jax.jit(jax.grad(loss, has_aux=True))(params)
+
+
+@pytest.mark.parametrize(
+  ("remat", "windows", "changes"),
+  [
+    ("none", (), {}),
+    ("dots", (3, 3), {"head_dim": 128}),
+    ("attention", (3, 0), {"num_key_value_heads": 4}),
+    ("full", (2, 4), {"num_key_value_heads": 1}),
+  ],
+)
+def test_states_and_gradients_are_those_of_plain(remat, windows, changes):
+  (plain, kernels), params = models(remat, windows, **changes)
+  want, hidden = gradients(plain, params, rows())
+  got, states = gradients(kernels, params, rows())
+  close(states, hidden)
+  assert all(np.abs(g).max() > 1e-3 for g in jax.tree.leaves(want))
+  jax.tree.map(close, got, want)
+
+
+@pytest.mark.parametrize("kv_heads", [2, 1])
+def test_eight_devices_compute_what_one_does(kv_heads):
+  # With one key-value head, both devices of the tensor axis read it.
+  (plain, kernels), params = models(num_key_value_heads=kv_heads)
+  want, hidden = gradients(plain, params, rows())
+  mesh = mesh_lib.make(2, 2, 2)
+  shapes = jax.eval_shape(lambda: params)
+  params = jax.device_put(params, sharding.tree(plain.axes, shapes, mesh))
+  data = jax.device_put(rows(), sharding.batch(mesh))
+  with jax.set_mesh(mesh):
+    got, states = gradients(kernels, params, data)
+  close(states, hidden)
+  jax.tree.map(close, got, want)
+
+
+def test_prompts_are_filled_in_as_by_plain():
+  (plain, kernels), params = models(windows=(3, 0))
+  context, lengths, _ = rows()
+  want, prompts = jax.jit(plain.prefill)(params, context, lengths)
+  got, filled = jax.jit(kernels.prefill)(params, context, lengths)
+  close(got, want)
+  real = (prompts.positions >= 0)[None, :, None, :, None]
+  close(filled.keys * real, prompts.keys * real)
+  close(filled.values * real, prompts.values * real)
+
+
+def test_a_prompt_without_tokens_is_finite():
+  (_, kernels), params = models()
+  context, lengths, tokens = rows()
+  data = context, lengths.at[1].set(0), tokens
+  got, states = gradients(kernels, params, data)
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves((got, states)))
+  want = gradients(kernels, params, rows())[1]
+  kept = np.arange(len(tokens)) // GROUP != 1
+  close(states[kept], want[kept])
+
+
+@pytest.mark.parametrize(
+  ("length", "want"),
+  [(1, (128, 128)), (129, (256, 256)), (300, (384, 128)), (1000, (1024, 512))],
+)
+def test_lengths_are_whole_blocks(length, want):
+  assert flash.block(length) == want
+
+
+def test_auto_is_the_kernels_on_tpu():
+  assert attention.chosen("auto", "tpu") == "pallas"
+  assert attention.chosen("auto", "cpu") == "plain"
+  assert attention.chosen("plain", "tpu") == "plain"
