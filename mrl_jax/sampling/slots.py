@@ -64,7 +64,8 @@ def make(
 ) -> Programs:
   """The sampler's programs, to be called under a mesh.
 
-  unstack(params) -> the parameters that `block` takes.
+  unstack(params) -> the parameters that `block` takes: gathered over the axes
+    that share rows, since a step would gather them for a single token.
   prefill(params, context [N, P], lengths [N]) -> hidden [N, D], prompts.
   empty(hidden, prompts, slots, capacity) -> a state with no row.
   enter(state, hidden, prompts, picked [E], slots [E], ids [E, W]) -> the
@@ -76,7 +77,7 @@ def make(
   """
   stops = np.asarray(stop_ids, np.int32)
   return Programs(
-    unstack=jax.jit(model.unstack),
+    unstack=jax.jit(_make_unstack(model)),
     prefill=jax.jit(model.prefill),
     empty=jax.jit(_make_empty(seed), static_argnums=(2, 3)),
     enter=jax.jit(_make_enter(seed), donate_argnums=0),
@@ -86,6 +87,28 @@ def make(
       donate_argnums=1,
     ),
   )
+
+
+def _make_unstack(model):
+  layer = {name: axes[1:] for name, axes in model.axes["layers"].items()}
+
+  def pin(axes, leaf):
+    whole = tuple(None if name == "embed" else name for name in axes)
+    return sharding.constrain(leaf, whole)
+
+  def unstack(params):
+    parts = model.unstack(params)
+    axes = {**model.axes, "layers": (layer,) * len(parts["layers"])}
+    return jax.tree.map(
+      pin, axes, parts, is_leaf=lambda x: isinstance(x, tuple) and _named(x)
+    )
+
+  return unstack
+
+
+def _named(axes) -> bool:
+  """Whether a tuple is the axes of an array, not a tuple of layers."""
+  return all(name is None or isinstance(name, str) for name in axes)
 
 
 def _make_empty(seed):
