@@ -214,6 +214,13 @@ def _group(text: str, devices: int) -> int:
 
 def _traffic(instruction, within, module: hlo.Module) -> int:
   """Bytes between HBM and the chip; what is sliced counts as its slice."""
+  if instruction.op == "dynamic-update-slice":  # in place
+    update = within[instruction.operands[1]]
+    return 2 * sum(shape.bytes for shape in update.shapes)
+  if instruction.op in ("copy-start", "slice-start"):
+    ends = instruction.shapes[:2]  # the source, or its part, and the target
+    moved = min(shape.bytes for shape in ends)
+    return moved * sum(not shape.fast for shape in ends)
   called = None
   if instruction.op == "fusion":
     name = re.search(r"calls=%([\w.\-]+)", instruction.text).group(1)
@@ -225,7 +232,7 @@ def _traffic(instruction, within, module: hlo.Module) -> int:
       continue
     whole = sum(shape.bytes for shape in source.shapes if not shape.fast)
     total += min(whole, _read(called, number)) if called else whole
-  if instruction.op in ("dynamic-slice", "slice", "slice-start", "gather"):
+  if instruction.op in ("dynamic-slice", "slice", "gather"):
     total = 0
   made = sum(shape.bytes for shape in instruction.shapes if not shape.fast)
   return total + (min(made, _written(called)) if called else made)

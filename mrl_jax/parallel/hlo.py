@@ -22,6 +22,7 @@ _CALLED = re.compile(
 )
 _CONDITION = re.compile(r"condition=%([\w.\-]+)")
 _BODY = re.compile(r"body=%([\w.\-]+)")
+_INDEX = re.compile(r"index=(\d+)")
 _BITS = re.compile(r"\d+")
 
 
@@ -83,8 +84,6 @@ def parse(text: str) -> Module:
     if head:
       current = computations.setdefault(head.group(2), {})
       entry = head.group(2) if head.group(1) else entry
-    elif line.startswith("}"):
-      current = None
     elif current is not None:
       found = _instruction(line)
       if found is not None:
@@ -134,14 +133,39 @@ def trips(module: Module, loop: Instruction) -> int | None:
   """How often a while loop runs; None where only the run can tell.
 
   The condition of a counted loop compares a counter that starts at 0 with a
-  constant.
+  constant, and the body adds another one to it: not 1 where the compiler has
+  unrolled the loop.
   """
   condition = module.computations[_CONDITION.search(loop.text).group(1)]
   compares = [i for i in condition.values() if i.op == "compare"]
   if len(compares) != 1 or "direction=LT" not in compares[0].text:
     return None
-  bound = condition.get(compares[0].operands[1])
-  found = bound and re.search(r"constant\((\d+)\)", bound.text)
+  counter, bound = compares[0].operands
+  limit = _constant(condition, bound)
+  source = condition.get(counter)
+  place = source and _INDEX.search(source.text)
+  if limit is None or not place:
+    return None
+  body = module.computations[_BODY.search(loop.text).group(1)]
+  return -(-limit // _stride(body, int(place.group(1))))
+
+
+def _stride(body: Mapping[str, Instruction], place: int) -> int:
+  """What a loop's body adds to its counter."""
+  root = next(i for i in body.values() if i.text.lstrip().startswith("ROOT "))
+  added = body.get(root.operands[place]) if root.op == "tuple" else None
+  if added is None or added.op != "add":
+    return 1
+  found = [_constant(body, name) for name in added.operands]
+  return next((step for step in found if step), 1)
+
+
+def _constant(within: Mapping[str, Instruction], name: str) -> int | None:
+  """The value of a scalar, through copies; None if it is no constant."""
+  source = within.get(name)
+  while source is not None and source.op in ("copy", "bitcast"):
+    source = within.get(source.operands[0])
+  found = source and re.search(r" constant\((\d+)\)", source.text)
   return int(found.group(1)) if found else None
 
 
