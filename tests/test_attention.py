@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mrl_jax.model import attention, flash, transformer
+from mrl_jax.model import attention, flash, flash_decode, transformer
+from mrl_jax.model import cache as cache_lib
 from mrl_jax.model import spec as spec_lib
 from mrl_jax.parallel import mesh as mesh_lib
 from mrl_jax.parallel import sharding
@@ -132,3 +133,76 @@ def test_auto_is_the_kernels_on_tpu():
   assert attention.chosen("auto", "tpu") == "pallas"
   assert attention.chosen("auto", "cpu") == "plain"
   assert attention.chosen("plain", "tpu") == "plain"
+
+
+def decoded(model, params, spoil=False):
+  """States of tokens decoded in slots; the ring holds 4 of them.
+
+  Two rows enter at once and write past the end of the ring; two enter three
+  steps later, so that theirs lie around it. `spoil` fills what no row wrote.
+  """
+  context, lengths, tokens = rows()
+  prompts = jax.jit(model.prefill)(params, context, lengths)[1]
+  cache = cache_lib.empty(prompts, 4, 4)
+  if spoil:
+    real = (prompts.positions >= 0)[None, :, None, :, None]
+    keys, values = (jnp.where(real, x, jnp.nan) for x in prompts[:2])
+    prompts = prompts._replace(keys=keys, values=values)
+    nothing = tuple(jnp.full_like(x, jnp.nan) for x in cache.keys)
+    cache = cache._replace(keys=nothing, values=nothing)
+  decode, parts = jax.jit(model.decode), jax.jit(model.unstack)(params)
+  slots, states = jnp.arange(4), []
+  for step in range(STEPS - 1):
+    if step in (0, 3):
+      some = slots[:2] + (2 if step else 0)
+      cache = cache_lib.enter(cache, prompts, some, some)
+    hidden, cache = decode(parts, tokens[:4, step], cache)
+    states.append(hidden[: 4 if step >= 3 else 2])
+  return states
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+  """Blocks of four columns, so that prompt and ring are in several."""
+  monkeypatch.setattr(flash_decode, "_LANES", 4)
+  monkeypatch.setattr(flash_decode, "_COLUMNS", 4)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(
+  ("windows", "changes"),
+  [((), {}), ((3, 0), {"head_dim": 128, "num_key_value_heads": 1})],
+)
+def test_decoding_is_that_of_plain_and_reads_only_what_is_filled(
+  windows, changes
+):
+  (plain, kernels), params = models(windows=windows, **changes)
+  want = decoded(plain, params)
+  got = decoded(kernels, params, spoil=True)
+  jax.tree.map(close, got, want)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("kv_heads", [2, 1])
+def test_eight_devices_decode_what_one_does(kv_heads):
+  (plain, kernels), params = models(num_key_value_heads=kv_heads)
+  want = decoded(plain, params)
+  with jax.set_mesh(mesh_lib.make(2, 2, 2)):
+    got = decoded(kernels, params)
+  jax.tree.map(close, got, want)
+
+
+def test_blocks_without_a_seen_column_are_not_fetched():
+  seen = np.zeros((3, 11), bool)
+  seen[0, [5, 10]] = seen[1, 0] = True
+  # Columns 0-2, 3-5, 6-8 and 9-10; a turn that repeats a name copies nothing.
+  got = flash_decode.turns(jnp.asarray(seen), 3)
+  np.testing.assert_array_equal(got, [[1, 1, 1, 3], [0] * 4, [0] * 4])
+
+
+@pytest.mark.parametrize(
+  ("columns", "width", "want"),
+  [(100, 2048, 100), (300, 2048, 256), (5000, 256, 1024), (5000, 8192, 128)],
+)
+def test_blocks_of_a_cache_fit_its_memory(columns, width, want):
+  assert flash_decode.block(columns, width) == want

@@ -50,10 +50,9 @@ class Bounds(NamedTuple):
     """Whether they hold these columns, of a prompt of `width` and a ring."""
     age = self.newest - (columns - width)
     age += jnp.where(age < 0, capacity, 0)
-    in_prompt = columns < width
-    return (in_prompt & (columns >= self.start)) | (
-      ~in_prompt & (age < self.count)
-    )
+    in_ring = (columns >= width) & (columns < width + capacity)
+    in_prompt = (columns < width) & (columns >= self.start)
+    return in_prompt | (in_ring & (age < self.count))
 
 
 def bounds(cache: Cache, window: int) -> Bounds:

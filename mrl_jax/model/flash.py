@@ -26,7 +26,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 )
 from jaxtyping import Array, Bool, Float, Int
 
-from mrl_jax.model import attention, shards
+from mrl_jax.model import attention, flash_decode, shards
 
 OUTPUT = "attention"  # names what a backward pass needs of the forward kernel
 _BLOCKS = (512, 256, 128)  # of queries as of keys; the lanes are 128
@@ -65,7 +65,7 @@ def make(windows: tuple[int, ...], interpret: bool) -> attention.Attention:
 
     return attend
 
-  cached = attention.plain(windows).over_cache
+  cached = functools.partial(flash_decode.over_cache, interpret=interpret)
   return attention.Attention(itself, prompt_and_itself, cached)
 
 

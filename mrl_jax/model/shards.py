@@ -28,6 +28,12 @@ def groups(heads: int, kv_heads: int) -> int:
   return kv_heads if heads % ways else math.lcm(kv_heads, ways)
 
 
+def local(heads: int) -> int:
+  """How many of the heads each device holds."""
+  ways = _ways()
+  return heads if heads % ways else heads // ways
+
+
 def each(
   function: Callable[..., Array], *axes: sharding.Axes
 ) -> Callable[..., Array]:
