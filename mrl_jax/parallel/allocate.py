@@ -54,6 +54,7 @@ def plan(
   devices: int,
   memory_bytes_per_device: int | None = None,
   serial: float = 0.0,
+  even: bool = False,
 ) -> Allocation:
   """Devices per policy, such that the slowest policy is the fastest it can be.
 
@@ -68,6 +69,8 @@ def plan(
     memory_bytes_per_device: A limit on each policy's resident and working
       bytes, spread evenly over its devices; None for no limit.
     serial: The share of a round that more devices do not speed up.
+    even: Only shares that divide the devices: a TPU's compiler takes no
+      others.
 
   Raises:
     ValueError: for a field out of range, and where a policy does not even
@@ -75,7 +78,8 @@ def plan(
   """
   _check(costs, devices, memory_bytes_per_device, serial)
   choices = [
-    _choices(cost, devices, memory_bytes_per_device, serial) for cost in costs
+    _choices(cost, devices, memory_bytes_per_device, serial, even)
+    for cost in costs
   ]
   least = [options[0][0] for options in choices]
   turns = sum(options[-1][1] for options in choices)
@@ -100,14 +104,15 @@ def plan(
 
 
 def _choices(
-  cost: Cost, devices: int, memory: int | None, serial: float
+  cost: Cost, devices: int, memory: int | None, serial: float, even: bool
 ) -> list[Choice]:
   """Every number of devices that a policy could run on, fewest first."""
   need = cost.resident_bytes + cost.working_bytes
   found = [
     (count, predict(cost, count, serial))
     for count in range(cost.tensor, devices + 1, cost.tensor)
-    if (not cost.rows or cost.rows % (count // cost.tensor) == 0)
+    if not (even and devices % count)
+    and (not cost.rows or cost.rows % (count // cost.tensor) == 0)
     and (memory is None or need <= count * memory)
   ]
   if found:

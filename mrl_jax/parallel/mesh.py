@@ -7,6 +7,7 @@ from a few annotations. (`jax.make_mesh` alone makes Explicit axes in recent
 JAX, under which several operations refuse sharded input.)
 """
 
+import math
 from collections.abc import Sequence
 
 import jax
@@ -33,24 +34,36 @@ def make(
     ValueError: where the sizes do not multiply to the number of devices.
   """
   devices = list(jax.devices() if devices is None else devices)
-  sizes = [data, fsdp, tensor]
-  rest = [i for i, size in enumerate(sizes) if size == -1]
-  wrong = [s for s in sizes if s < 1 and s != -1]
+  return jax.make_mesh(
+    sizes(data, fsdp, tensor, len(devices)),
+    AXES,
+    axis_types=(AxisType.Auto,) * 3,
+    devices=devices,
+  )
+
+
+def sizes(
+  data: int, fsdp: int, tensor: int, devices: int
+) -> tuple[int, int, int]:
+  """The shape of the mesh, with what -1 stands for.
+
+  Raises:
+    ValueError: as `make`.
+  """
+  found = [data, fsdp, tensor]
+  rest = [i for i, size in enumerate(found) if size == -1]
+  wrong = [s for s in found if s < 1 and s != -1]
   if wrong or len(rest) > 1:
     raise ValueError(
-      f"mesh {tuple(sizes)}: sizes are positive, at most one is -1"
+      f"mesh {tuple(found)}: sizes are positive, at most one is -1"
     )
-  known = 1
-  for size in sizes:
-    known *= size if size > 0 else 1
-  if rest and len(devices) % known == 0:
-    sizes[rest[0]] = len(devices) // known
-    known = len(devices)
-  if known != len(devices):
+  known = math.prod(size for size in found if size > 0)
+  if rest and devices % known == 0:
+    found[rest[0]] = devices // known
+    known = devices
+  if known != devices:
     raise ValueError(
-      f"mesh {tuple(sizes)} does not fit {len(devices)} devices: the product "
-      "of data, fsdp and tensor must be their number"
+      f"mesh {tuple(found)} does not fit {devices} devices: the product of "
+      "data, fsdp and tensor must be their number"
     )
-  return jax.make_mesh(
-    tuple(sizes), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices
-  )
+  return tuple(found)
