@@ -138,7 +138,7 @@ if __name__ == "__main__":
   flags.DEFINE_string(
     "topology",
     "v5e:2x4",
-    "GENERATION:SHAPE of the slice, such as v5p:4x4x4; generations are v4, v5e, "
+    "GENERATION:SHAPE of the slice, as v5p:4x4x4; generations are v4, v5e, "
     "v5p, v6e, tpu7x.",
   )
   flags.DEFINE_list(

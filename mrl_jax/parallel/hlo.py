@@ -22,6 +22,7 @@ _CALLED = re.compile(
 )
 _CONDITION = re.compile(r"condition=%([\w.\-]+)")
 _BODY = re.compile(r"body=%([\w.\-]+)")
+_KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _INDEX = re.compile(r"index=(\d+)")
 _BITS = re.compile(r"\d+")
 
@@ -132,10 +133,13 @@ def shapes(text: str) -> tuple[Shape, ...]:
 def trips(module: Module, loop: Instruction) -> int | None:
   """How often a while loop runs; None where only the run can tell.
 
-  The condition of a counted loop compares a counter that starts at 0 with a
-  constant, and the body adds another one to it: not 1 where the compiler has
-  unrolled the loop.
+  Some backends write the number down. On others the condition of a counted
+  loop compares a counter that starts at 0 with a constant, and the body adds
+  another one to it: not 1 where the compiler has unrolled the loop.
   """
+  known = _KNOWN.search(loop.text)
+  if known:
+    return int(known.group(1))
   condition = module.computations[_CONDITION.search(loop.text).group(1)]
   compares = [i for i in condition.values() if i.op == "compare"]
   if len(compares) != 1 or "direction=LT" not in compares[0].text:

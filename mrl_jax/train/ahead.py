@@ -2,11 +2,9 @@
 
 What a run would compile in its first round is lowered here for the devices
 of any mesh, so that a compiler can say what it takes before anybody pays for
-them. Prompts and completions have the lengths of the limits, the longest that
-a run can meet.
+them.
 """
 
-import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -23,9 +21,10 @@ from mrl_jax.model import spec as spec_lib
 from mrl_jax.parallel import sharding
 from mrl_jax.sampling import slots as slots_lib
 from mrl_jax.train import policy as policy_lib
+from mrl_jax.train import shapes as shapes_lib
 from mrl_jax.train import state as state_lib
 from mrl_jax.train import update as update_lib
-from mrl_jax.types import Batch, Distribution, Peers, Shaping, Trace
+from mrl_jax.types import Distribution
 
 
 class Program(NamedTuple):
@@ -79,9 +78,9 @@ def plan(
     mesh: of all its devices.
   """
   shapes = _shapes(config, number, spec, mesh)
-  parameters = _bytes(shapes.state.params)
-  optimizer = _bytes(shapes.state.opt_state)
-  copies = int(bool(config.kl_coefficient) or _shaped(config, number))
+  parameters = shapes_lib.device_bytes(shapes.state.params)
+  optimizer = shapes_lib.device_bytes(shapes.state.opt_state)
+  copies = int(bool(config.kl_coefficient) or shapes_lib.shaped(config, number))
   initial = parameters * copies
   programs = [_update(shapes, initial)]
   if shapes.recipe.rescore or copies:
@@ -93,7 +92,7 @@ def plan(
     sum(math.prod(x.shape) for x in jax.tree.leaves(shapes.state.params)),
     parameters,
     optimizer,
-    _rows(config, number),
+    shapes_lib.rows(config, number),
     tuple(programs),
   )
 
@@ -101,12 +100,12 @@ def plan(
 def _shapes(config, number, spec, mesh) -> _Shapes:
   model = transformer.make(spec)
   found = jax.eval_shape(model.init, jax.random.key(0))
-  params = _placed(found, sharding.tree(model.axes, found, mesh))
+  params = shapes_lib.placed(found, sharding.tree(model.axes, found, mesh))
   optimizer = policy_lib.make_optimizer(config, number)
   zero = jax.ShapeDtypeStruct((), jnp.int32)
   opt_state = jax.eval_shape(optimizer.init, params)
   state = state_lib.TrainState(params, opt_state, zero, zero)
-  state = _placed(state, state_lib.of(optimizer, params, mesh))
+  state = shapes_lib.placed(state, state_lib.of(optimizer, params, mesh))
   allowed = np.ones(spec.vocab, bool)
   member = publish.Member("", None, allowed, config.completion_limit, "", 0)
   return _Shapes(
@@ -125,90 +124,15 @@ def _shapes(config, number, spec, mesh) -> _Shapes:
   )
 
 
-def _placed(shapes: Any, places: Any) -> Any:
-  return jax.tree.map(
-    lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-    shapes,
-    places,
-  )
-
-
-def _bytes(tree: Any) -> int:
-  """On one device."""
-  return sum(
-    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-    for x in jax.tree.leaves(tree)
-  )
-
-
-def _rows(config: config_lib.Config, number: int) -> arithmetic.Rows:
-  """Of one update; what peers wrote counts like own completions."""
-  return arithmetic.Rows(
-    config.prompts // config.updates,
-    collate.bucket(config.prompt_limit),
-    config.of("samples", number) + _foreign(config, number),
-    collate.bucket(config.completion_limit),
-  )
-
-
-def _foreign(config: config_lib.Config, number: int) -> int:
-  """Rows of peers that stand behind each group."""
-  names = config.of("recipe", number).split("+")
-  count = 0
-  if "prp" in names:
-    count += config.peer_samples or config.of("samples", number)
-  if "sgt" in names:
-    count += config.rescue_samples
-  return count
-
-
-def _shaped(config: config_lib.Config, number: int) -> bool:
-  return "merla" in config.of("recipe", number).split("+")
-
-
-def _batch(shapes: _Shapes) -> Batch:
-  """An update's rows, as wide as they can be."""
-  config, number = shapes.config, shapes.number
-  rows = _rows(config, number)
-  count = rows.prompts * rows.samples
-  place = sharding.batch(shapes.mesh)
-
-  def leaf(*dims, kind=jnp.float32):
-    return jax.ShapeDtypeStruct((count, *dims), kind, sharding=place)
-
-  number_ = functools.partial(leaf, kind=jnp.int32)
-  width = rows.completion
-  numbers = {f: leaf(width) for f in Trace._fields}
-  numbers |= {
-    f: number_(width) for f in ("first", "last", "chunk_start", "chunk_stop")
-  }
-  kl = bool(config.kl_coefficient)
-  return Batch(
-    context=number_(rows.prompt),
-    context_lengths=number_(),
-    tokens=number_(width),
-    weights=leaf(width),
-    behavior_logprobs=leaf(width),
-    rewards=leaf(),
-    advantages=leaf(),
-    credit=leaf(width),
-    bonus=leaf(),
-    clip_low=leaf(),
-    clip_high=leaf(),
-    group=number_(),
-    source=number_(),
-    version=number_(),
-    peers=Peers(leaf(), leaf(), leaf()),
-    old_logprobs=leaf(width) if shapes.recipe.rescore else None,
-    ref_logprobs=leaf(width) if kl else None,
-    trace=Trace(**numbers) if "trajectory" in shapes.recipe.needs else None,
-    shaping=Shaping(leaf(width), leaf()) if _shaped(config, number) else None,
+def _batch(shapes: _Shapes):
+  return shapes_lib.batch(
+    shapes.config, shapes.number, shapes.recipe, shapes.mesh
   )
 
 
 def _update(shapes: _Shapes, beside: int) -> Program:
   config, spec = shapes.config, shapes.model.spec
-  rows = _rows(config, shapes.number)
+  rows = shapes_lib.rows(config, shapes.number)
 
   def lower():
     update = update_lib.make(
@@ -236,7 +160,7 @@ def _update(shapes: _Shapes, beside: int) -> Program:
 
 def _score(shapes: _Shapes, beside: int) -> Program:
   config, spec = shapes.config, shapes.model.spec
-  rows = _rows(config, shapes.number)
+  rows = shapes_lib.rows(config, shapes.number)
 
   def lower():
     score = update_lib.make_score(
@@ -248,7 +172,7 @@ def _score(shapes: _Shapes, beside: int) -> Program:
     with jax.set_mesh(shapes.mesh):
       return score.lower(shapes.state.params, _batch(shapes), rows.samples)
 
-  kl = bool(config.kl_coefficient) or _shaped(config, shapes.number)
+  kl = bool(config.kl_coefficient) or shapes_lib.shaped(config, shapes.number)
   calls = config.updates * (int(shapes.recipe.rescore) + int(kl))
   flops = arithmetic.forward(spec, rows)
   kernels = _opaque(spec, arithmetic.attention(spec, rows))
@@ -310,7 +234,7 @@ def _sampler(shapes: _Shapes, beside: int) -> Iterator[Program]:
   half = prompt + config.completion_limit // 2
   seen = arithmetic.decode(spec, slots, half)
   dense = arithmetic.decode(spec, slots, -1)  # of no key at all
-  parameters = _bytes(params)
+  parameters = shapes_lib.device_bytes(params)
   yield Program(
     "decode",
     lower_block,
@@ -324,4 +248,4 @@ def _sampler(shapes: _Shapes, beside: int) -> Iterator[Program]:
 def _compiled(function, *arguments) -> Any:
   """The shapes of a function's results, and where they would lie."""
   lowered = function.lower(*arguments)
-  return _placed(lowered.out_info, lowered.compile().output_shardings)
+  return shapes_lib.placed(lowered.out_info, lowered.compile().output_shardings)
