@@ -13,15 +13,18 @@ def make(config: config_lib.Config) -> store.Store:
   """The store that the flags name."""
   if config.exchange == "memory":
     return store.Memory()
-  return store.Directory(_place(pathlib.Path(config.workdir), config.exchange))
+  return store.Directory(
+    _place(config.bucket or config.workdir, config.exchange)
+  )
 
 
 def folder(workdir: pathlib.Path) -> epath.Path:
   """The folder of a run that may be over; there may be none."""
   path = workdir / "config.json"
-  named = json.loads(path.read_text()).get("exchange") if path.exists() else ""
-  return _place(workdir, "" if named in (None, "memory") else named)
+  config = json.loads(path.read_text()) if path.exists() else {}
+  named, bucket = (config.get(name) or "" for name in ("exchange", "bucket"))
+  return _place(bucket or workdir, "" if named == "memory" else named)
 
 
-def _place(workdir: pathlib.Path, named: str) -> epath.Path:
-  return epath.Path(named or workdir / "exchange")
+def _place(root: epath.PathLike, named: str) -> epath.Path:
+  return epath.Path(named or epath.Path(root) / "exchange")

@@ -87,11 +87,11 @@ def environment() -> dict[str, str]:
   }
 
 
-def start(arguments: list[str]) -> subprocess.Popen:
+def start(arguments: list[str], **variables: str) -> subprocess.Popen:
   return subprocess.Popen(
     arguments,
     cwd=ROOT,
-    env=environment(),
+    env=environment() | variables,
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
     text=True,

@@ -8,6 +8,7 @@ record is admitted only if it is about the same prompt, judged by the same
 verifier, and fresh: of the last `staleness` rounds or of this one.
 """
 
+import contextlib
 import math
 import time
 from collections import Counter
@@ -19,6 +20,13 @@ from mrl_jax.exchange import codec
 from mrl_jax.exchange import store as store_lib
 
 _PAUSES = (0.001, 0.1)  # seconds between two looks: the first, the longest
+
+
+class Mail(NamedTuple):
+  """What was read of the peers, before anything is made of it."""
+
+  shipments: dict[tuple[str, int], bytes]  # by peer and round
+  unread: dict[str, str]  # by peer: why there is none of this round
 
 
 class Inbox(NamedTuple):
@@ -68,21 +76,70 @@ def take(
   Raises:
     ValueError: An argument that makes no sense. Nothing that a peer does.
   """
-  _check_arguments(receiver, round, peers, staleness, deadline)
+  _check_arguments(receiver, round, peers, staleness)
+  mail = read(
+    store,
+    round,
+    peers,
+    staleness=staleness,
+    deadline=deadline,
+    cancelled=cancelled,
+    clock=clock,
+    sleep=sleep,
+  )
+  return sort(
+    mail, receiver, round, peers, prompts, verifier, staleness=staleness
+  )
+
+
+def read(
+  store: store_lib.Store,
+  round: int,
+  peers: Sequence[str],
+  *,
+  staleness: int = 0,
+  deadline: float = 60.0,
+  cancelled: Callable[[], bool] = lambda: False,
+  clock: Callable[[], float] = time.monotonic,
+  sleep: Callable[[float], None] = time.sleep,
+) -> Mail:
+  """The part of `take` that depends on the clock and on what lies where."""
+  if not 0 <= deadline < math.inf:
+    raise ValueError(f"deadline: {deadline}: must be seconds, 0 or more.")
   fresh, unread = _wait(
     store, round, peers, clock() + deadline, cancelled, clock, sleep
   )
+  found = {(peer, round): data for peer, data in fresh.items()}
+  for peer in peers:
+    for number in range(round - 1, max(round - staleness, 0) - 1, -1):
+      with contextlib.suppress(OSError):
+        data = store.get(peer, number)
+        if data is not None:
+          found[peer, number] = data
+  return Mail(found, unread)
+
+
+def sort(
+  mail: Mail,
+  receiver: str,
+  round: int,
+  peers: Sequence[str],
+  prompts: Mapping[str, str],
+  verifier: str,
+  *,
+  staleness: int = 0,
+) -> Inbox:
+  """The other part of `take`: the same mail gives the same inbox."""
+  _check_arguments(receiver, round, peers, staleness)
   taken: list[records.Record] = []
   refused: list[records.Refusal] = []
   published = dict.fromkeys(peers, 0)
   seen: set[str] = set()
   for peer in peers:
-    if peer in unread:
-      refused.append(records.Refusal(peer, unread[peer]))
+    if peer in mail.unread:
+      refused.append(records.Refusal(peer, mail.unread[peer]))
     newest: dict[tuple[str, str], int] = {}
-    for number, shipment in _shipments(
-      store, peer, round, staleness, fresh.get(peer)
-    ):
+    for number, shipment in _shipments(mail, peer):
       if number == round:
         published[peer] = shipment.promised
         refused += [records.Refusal(peer, *why) for why in shipment.refused]
@@ -148,7 +205,7 @@ def admit(
   return "duplicate" if header.id in seen else None
 
 
-def _check_arguments(receiver, round, peers, staleness, deadline) -> None:
+def _check_arguments(receiver, round, peers, staleness) -> None:
   if receiver in peers:
     raise ValueError(f"peers: {list(peers)}: {receiver!r} receives itself.")
   twice = [name for name, count in Counter(peers).items() if count > 1]
@@ -157,8 +214,6 @@ def _check_arguments(receiver, round, peers, staleness, deadline) -> None:
   for name, value in (("round", round), ("staleness", staleness)):
     if value < 0:
       raise ValueError(f"{name}: {value}: must be at least 0.")
-  if not 0 <= deadline < math.inf:
-    raise ValueError(f"deadline: {deadline}: must be seconds, 0 or more.")
 
 
 def _wait(
@@ -187,19 +242,11 @@ def _wait(
     pause = min(2 * pause, longest)
 
 
-def _shipments(
-  store, peer, round, staleness, fresh
-) -> Iterator[tuple[int, codec.Shipment]]:
+def _shipments(mail, peer) -> Iterator[tuple[int, codec.Shipment]]:
   """A peer's shipments that may hold something, by round, newest first."""
-  if fresh is not None:
-    yield round, _unpack(fresh, peer, round)
-  for number in range(round - 1, max(round - staleness, 0) - 1, -1):
-    try:
-      data = store.get(peer, number)
-    except OSError:
-      continue
-    if data is not None:
-      yield number, _unpack(data, peer, number)
+  numbers = [number for name, number in mail.shipments if name == peer]
+  for number in sorted(numbers, reverse=True):
+    yield number, _unpack(mail.shipments[peer, number], peer, number)
 
 
 def _unpack(data: bytes, peer: str, round: int) -> codec.Shipment:

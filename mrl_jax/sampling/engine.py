@@ -17,7 +17,7 @@ from jaxtyping import Bool
 
 from mrl_jax import collate
 from mrl_jax.model import transformer
-from mrl_jax.parallel import sharding
+from mrl_jax.parallel import processes, sharding
 from mrl_jax.sampling import slots as slots_lib
 
 # The names of draws.py are also this module's.
@@ -163,7 +163,7 @@ class _Call:
       size = min(max(1, len(self.rows) // self.samples), count)
       size = _rounded(size, self.spread)
       picked = np.minimum(np.arange(number, number + size), count - 1)
-      placed = jax.device_put(
+      placed = processes.place(
         (self.context[picked], self.context_lengths[picked]), self.placement
       )
       computed = self.programs.prefill(self.params, *placed)
@@ -210,7 +210,7 @@ class _Call:
     self.state, drawn = self.programs.block(
       self.unstacked, self.state, np.int32(floor)
     )
-    *columns, counts, live, step = jax.device_get(
+    *columns, counts, live, step = processes.fetch(
       (*drawn, self.state.live, self.state.cache.step)
     )
     times = np.arange(len(columns[0]))

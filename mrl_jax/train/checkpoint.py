@@ -9,12 +9,13 @@ Orbax writes in the background and renames at the end, so a run killed while
 saving continues from the checkpoint before.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orbax.checkpoint as ocp
 from etils import epath
 
+from mrl_jax.parallel import processes
 from mrl_jax.train import state as state_lib
 
 _MEMORIES = "memories"
@@ -32,9 +33,24 @@ def round_of(checkpoint: int) -> int:
 
 
 class Checkpoints:
-  """The checkpoints below one folder; a context manager."""
+  """The checkpoints below one folder; a context manager.
 
-  def __init__(self, directory: epath.PathLike, keep: int = 2):
+  With several processes all use it alike, and all see the folder.
+
+  Args:
+    directory: the folder.
+    keep: how many are kept.
+    before: called by process 0 before one is begun, with the host's values
+      and the round that the last complete one goes on with.
+  """
+
+  def __init__(
+    self,
+    directory: epath.PathLike,
+    keep: int = 2,
+    before: Callable[[Mapping[str, Any], int], None] = lambda *_: None,
+  ):
+    self._before = before
     options = ocp.CheckpointManagerOptions(
       max_to_keep=keep, enable_async_checkpointing=True
     )
@@ -45,12 +61,18 @@ class Checkpoints:
   def __enter__(self) -> "Checkpoints":
     return self
 
-  def __exit__(self, *unused) -> None:
-    self.close()
+  def __exit__(self, kind, *unused) -> None:
+    # After a failure here the other processes do not wait with this one.
+    if kind is None or processes.count() == 1:
+      self.close()
 
   def latest(self) -> int | None:
     """The last complete checkpoint's number, or None."""
-    return max(self.all(), default=None)
+    return processes.agreed(lambda: max(self.all(), default=None))
+
+  def needed(self) -> int:
+    """The round that the last complete one goes on with."""
+    return round_of(self.latest() or 0)
 
   def all(self) -> list[int]:
     """The numbers of all complete checkpoints, in order.
@@ -76,6 +98,8 @@ class Checkpoints:
       host: JSON values.
       memories: NumPy arrays in nested dicts, of any shape; none empty.
     """
+    needed = self.needed()
+    processes.agreed(lambda: self._before(host, needed))
     if number_ == self._manager.latest_step():
       return
     items = {

@@ -6,7 +6,8 @@ of on-policy GRPO or a stage of Mu-GRPO. A run is a function of its
 configuration: killed at any point and started again in the same folder, it
 goes on from the last checkpoint, which may be inside a round, reads the
 rollouts that are on disk, and leaves the same logs and parameters, bit for
-bit.
+bit. Of several processes each runs the same rounds, with the rollouts on its
+own disk; where to stop, and from what to go on, they agree on.
 """
 
 import collections
@@ -21,7 +22,7 @@ import jax
 from mrl_jax import config as config_lib
 from mrl_jax.exchange import store
 from mrl_jax.explore import explorer
-from mrl_jax.parallel import lease
+from mrl_jax.parallel import lease, processes
 from mrl_jax.tasks import dataset, verify
 from mrl_jax.train import (
   checkpoint,
@@ -84,11 +85,12 @@ def run(
       lease.Devices([device.id for device in jax.devices()]),
       hooks,
       pathlib.Path(config.workdir) / "rounds",
-      interrupt,
+      lambda: processes.some(interrupt()),
     )
     cursor, log_state, reports = _restore(run_, checkpoints)
     for policy in policies:  # of a run that was killed later than saved
-      store_.forget(cursor.round, policy.name)
+      forget = functools.partial(store_.forget, cursor.round, policy.name)
+      processes.agreed(forget)
     journal = _Journal(run_, log_for(log_state), checkpoints)
     cursor = _rounds(run_, journal, cursor, reports)
   journal.log.close()
@@ -130,7 +132,7 @@ class _Journal:
 
   def needed(self) -> int:
     """The round whose rollouts the last complete checkpoint goes on with."""
-    return checkpoint.round_of(self._checkpoints.latest() or 0)
+    return self._checkpoints.needed()
 
 
 def _rounds(
@@ -142,7 +144,8 @@ def _rounds(
   """Rounds until the last one, or until the run is to stop."""
   config = run_.config
   measured: dict[str, list[dict[str, float]]] = collections.defaultdict(list)
-  while cursor.round < config.rounds and not run_.stopping():
+  stop = run_.stopping()
+  while cursor.round < config.rounds and not stop:
     before = cursor
     _forget(run_.folder, {cursor.round, journal.needed()})
     cursor, seconds = _round(run_, journal, cursor, reports)
@@ -155,9 +158,9 @@ def _rounds(
     more = cursor.round < config.rounds
     if more and every and cursor.round % every == 0:
       cursor = replan.shares(run_, measured, cursor)
-    last = not more or run_.stopping()
+    stop = run_.stopping()  # asked once: what ends the loop is saved
     every = config.save_every
-    if last or (every and cursor.round % every == 0):
+    if stop or not more or (every and cursor.round % every == 0):
       journal.save(cursor)
   return cursor
 
@@ -251,7 +254,9 @@ def _work(run_: turn.Run, policy, slots, cursor, reports) -> turn.Work:
     slots, explored = policy.explorer.fill(explored, cursor.round, slots)
   folder = run_.folder / str(cursor.round) / name
   made, scale = reports.get(name, ()), cursor.scales.get(name)
-  return turn.Work(policy, slots, explored, folder, made, scale)
+  work = turn.Work(policy, slots, explored, folder, made, scale)
+  processes.level(folder)
+  return work
 
 
 def _stops(config: config_lib.Config, done: int) -> list[int]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import jax
 
 from mrl_jax import config as config_lib
-from mrl_jax.parallel import allocate
+from mrl_jax.parallel import allocate, processes
 from mrl_jax.parallel import mesh as mesh_lib
 from mrl_jax.train import policy as policy_lib
 from mrl_jax.train import state as state_lib
@@ -52,7 +52,8 @@ def meshes(
   """A mesh for each policy: disjoint ones where there are enough devices.
 
   Raises:
-    ConfigError: --mesh does not fit a share, or the prompts do not.
+    ConfigError: --mesh does not fit a share, the prompts do not, or a
+      process has no device of a policy.
   """
   devices = jax.devices()
   apart = sum(shares_) <= len(devices)
@@ -60,6 +61,12 @@ def meshes(
   for share in shares_:
     mine = devices[start : start + share] if apart else devices[:share]
     start += share
+    if len({device.process_index for device in mine}) < processes.count():
+      raise config_lib.ConfigError(
+        "shares",
+        tuple(shares_),
+        "each policy needs devices of every process; leave it out",
+      )
     try:
       found.append(mesh_lib.make(*config.mesh, devices=mine))
     except ValueError as error:

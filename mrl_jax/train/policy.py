@@ -18,7 +18,7 @@ from mrl_jax import recipe_config, recipes, records
 from mrl_jax.exchange import publish
 from mrl_jax.explore import explorer
 from mrl_jax.model import hf, transformer
-from mrl_jax.parallel import sharding
+from mrl_jax.parallel import processes, sharding
 from mrl_jax.sampling import engine
 from mrl_jax.text import prompts as prompts_lib
 from mrl_jax.text import tokenizer as tokenizer_lib
@@ -99,10 +99,25 @@ def _actor(config, number, mesh, samples, model, tokenizer, sampler) -> Actor:
     seed=config.seed,
     rows=config.rows,
   )
+  if sampler is not engine.make:
+    generate = _agreed(generate)
   name, directory = config.policy_names()[number], config.policies[number]
   return Actor(
     name, directory, model, tokenizer, allowed, distribution, generate
   )
+
+
+def _agreed(generate: engine.Generate) -> engine.Generate:
+  """Another engine may draw other completions in each process.
+
+  Each process calls it, since all must take part in reading the parameters.
+  """
+
+  def apply(params, prompts, ids) -> engine.Samples:
+    out = generate(params, prompts, ids)
+    return processes.agreed(lambda: out)
+
+  return apply
 
 
 def build(

@@ -13,6 +13,7 @@ from mrl_jax import config as config_lib
 from mrl_jax import records
 from mrl_jax.exchange import codec, inbox, publish, store
 from mrl_jax.explore import explorer
+from mrl_jax.parallel import processes
 from mrl_jax.tasks import dataset, verify
 from mrl_jax.train import policy as policy_lib
 from mrl_jax.train import steps
@@ -79,10 +80,12 @@ def judge(
 ) -> list[records.Rollout]:
   """The rollouts with their rewards and outcomes, each by its own problem.
 
-  With the actor that wrote them, also with what each token earned.
+  With the actor that wrote them, also with what each token earned. Each
+  process judges some groups and all have all verdicts: what took too long
+  on one machine did so for the others too.
   """
   items = [(row.text, problems[i // samples]) for i, row in enumerate(rows)]
-  verdicts = pool.score(items)
+  verdicts = processes.divided(items, pool.score, samples)
   return [
     row._replace(
       reward=float(v.reward),
@@ -138,7 +141,8 @@ def tell(
     return {}
   told, withheld = publish.publish(round_, policy.member, version, kinds)
   data = codec.pack(policy.name, round_.number, told)
-  exchange_.store.put(policy.name, round_.number, data)
+  name, number = policy.name, round_.number
+  processes.agreed(lambda: exchange_.store.put(name, number, data))
   values: dict[str, int | float] = {"exchange/told": len(told)}
   for refusal in withheld:
     key = f"exchange/withheld/{refusal.reason}"
@@ -157,16 +161,25 @@ def listen(
 
   Returns it, and the records that each peer had published.
   """
-  found = inbox.take(
-    exchange_.store,
+  peers = [name for name in exchange_.samples if name != policy.name]
+  mail = processes.agreed(
+    lambda: inbox.read(
+      exchange_.store,
+      round_.number,
+      peers,
+      staleness=exchange_.staleness,
+      deadline=exchange_.deadline,
+      cancelled=exchange_.cancelled,
+    )
+  )
+  found = inbox.sort(
+    mail,
     policy.name,
     round_.number,
-    [name for name in exchange_.samples if name != policy.name],
+    peers,
     {p.id: codec.prompt_hash(p.prompt) for p in problems},
     policy.member.verifier,
     staleness=exchange_.staleness,
-    deadline=exchange_.deadline,
-    cancelled=exchange_.cancelled,
   )
   round_ = policy.recipe.receive(
     round_._replace(inbox=found.records, refused=found.refused)
@@ -183,12 +196,11 @@ def _verified(policy, round_, problems, pool) -> records.Round:
   by_id = {problem.id: problem for problem in problems}
   rescues = [row for row in round_.extra if row.rescue]
   texts = [policy.actor.tokenizer.decode(row.tokens) for row in rescues]
-  verdicts = pool.score(
-    [
-      (text, by_id[row.prompt_id])
-      for text, row in zip(texts, rescues, strict=True)
-    ]
-  )
+  items = [
+    (text, by_id[row.prompt_id])
+    for text, row in zip(texts, rescues, strict=True)
+  ]
+  verdicts = processes.divided(items, pool.score)
   wrong = {
     row.record
     for row, verdict in zip(rescues, verdicts, strict=True)

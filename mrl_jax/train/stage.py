@@ -18,7 +18,7 @@ import numpy as np
 
 from mrl_jax import collate, diagnostics, measure, records
 from mrl_jax import config as config_lib
-from mrl_jax.parallel import sharding
+from mrl_jax.parallel import processes, sharding
 from mrl_jax.sampling import engine
 from mrl_jax.train import policy as policy_lib
 from mrl_jax.train import state as state_lib
@@ -134,13 +134,13 @@ class Stage:
     place = sharding.batch(self.policy.mesh)
     with jax.set_mesh(self.policy.mesh):
       for number in numbers:
-        batch = jax.device_put(self._rows(number), place)
+        batch = processes.place(self._rows(number), place)
         found = {}
         if self.policy.recipe.rescore:
           found["old_logprobs"] = self._logprobs(params, batch)
         found |= self._of_reference(batch)
         path = self._path(number)
-        np.savez(path.with_suffix(".new.npz"), **jax.device_get(found))
+        np.savez(path.with_suffix(".new.npz"), **processes.fetch(found))
         os.replace(path.with_suffix(".new.npz"), path)
 
   def _of_reference(self, batch: Batch) -> dict[str, jax.Array]:
@@ -159,11 +159,11 @@ class Stage:
     reports = []
     with jax.set_mesh(self.policy.mesh):
       for number in numbers:
-        batch = jax.device_put(self._batch(number), place)
+        batch = processes.place(self._batch(number), place)
         with jax.transfer_guard("disallow"):
           state, report = self.policy.update(state, batch, self._share)
         reports.append(report)
-    return state, [_plain(report) for report in jax.device_get(reports)]
+    return state, [_plain(report) for report in processes.fetch(reports)]
 
   def _logprobs(self, params: Any, batch: Batch) -> jax.Array:
     return self.policy.score(params, batch, self._share).logprobs
