@@ -11,10 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
 from mrl_jax.model import rope
 from mrl_jax.model import spec as spec_lib
+
+PRODUCT = "product"  # names the matrix products with weights
 
 
 class Block(nnx.Module):
@@ -121,7 +124,8 @@ def _project(x: Array, weight: Any, over: int = 1) -> Array:
     value.reshape(size, -1),
     preferred_element_type=jnp.float32,
   )
-  return out.astype(x.dtype).reshape(*lead, *rest)
+  # Kept for the backward pass in this dtype, not in the accumulator's.
+  return checkpoint_name(out.astype(x.dtype), PRODUCT).reshape(*lead, *rest)
 
 
 def _normal(rngs: nnx.Rngs, shape, axes, fan_in: int | None = None):

@@ -263,12 +263,10 @@ def _rematerialised(layer: Callable, remat: str) -> Callable:
   """
   if remat == "none":
     return layer
-  kept = jax.checkpoint_policies
-  outputs = kept.save_only_these_names(flash.OUTPUT)
-  dots = kept.dots_with_no_batch_dims_saveable
+  only = jax.checkpoint_policies.save_only_these_names
   policy = {
-    "dots": kept.save_from_both_policies(dots, outputs),
-    "attention": outputs,
+    "dots": only(layers.PRODUCT, flash.OUTPUT),
+    "attention": only(flash.OUTPUT),
     "full": None,
   }[remat]
   return jax.checkpoint(layer, policy=policy, prevent_cse=False)
