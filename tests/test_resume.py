@@ -1,10 +1,13 @@
 """A run that is killed and started again equals one that was not."""
 
+import pathlib
 import random
+import shutil
 import signal
 
 import pytest
 
+from experiments import stores
 from mrl_jax.exchange import store
 from tests import runs
 
@@ -37,7 +40,7 @@ def same(left, right):
 
 
 def shipments(workdir):
-  store_ = store.Directory(workdir / "exchange")
+  store_ = store.Directory(stores.folder(pathlib.Path(workdir)))
   return {
     (policy, round_): store_.get(policy, round_)
     for policy in store_.policies()
@@ -55,11 +58,13 @@ def until(process, rounds):
     rounds -= line.startswith("round ")
 
 
-@pytest.mark.parametrize("rounds", [1, 3])
+@pytest.mark.parametrize(("rounds", "lost"), [(1, False), (3, True)])
 def test_killed_at_a_random_point_and_started_again(
-  rounds, policies, whole, tmp_path
+  rounds, lost, policies, whole, tmp_path
 ):
-  arguments = runs.command(tmp_path / "run", policies, **FLAGS)
+  """On the same disk, or on an empty one and from a bucket."""
+  bucket = tmp_path / "bucket" if lost else ""
+  arguments = runs.command(tmp_path / "run", policies, bucket=bucket, **FLAGS)
   process = runs.start(arguments)
   until(process, rounds)
   pause = random.uniform(0, 0.1)
@@ -69,8 +74,11 @@ def test_killed_at_a_random_point_and_started_again(
     process.kill()
   process.wait()
   process.stdout.close()
+  if lost:
+    shutil.rmtree(tmp_path / "run")
   again = runs.run(arguments)
   assert again.returncode == 0, again.stdout + again.stderr
+  assert ("files are those of" in again.stdout) == lost
   same(tmp_path / "run", whole)
 
 
