@@ -15,10 +15,12 @@ times are estimates and say so.
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 from absl import flags
@@ -39,33 +41,46 @@ def main() -> int:
   values = flags.FLAGS
   jax.config.update("jax_platforms", "cpu")
   config = _config(values.policy)
-  devices = _devices(values.topology)
-  chip = chips.of(devices[0])
   wanted = _among("programs", values.programs, PROGRAMS)
-  if values.sweep:
-    found = compile_sweep.run(config, spec(config, 0), devices, values.sweep)
-    print(compile_report.sweep(found, chip))
-    out = [compile_report.candidate(c) for c in found]
-    _write(values.out, {"topology": values.topology, "sweep": out})
-    return 0 if any(c.fits for c in found) else 1
-  mesh = _mesh(config, devices)
+  topology = slice_of(values.topology)
+  run = (
+    functools.partial(_sweep, knobs=values.sweep)
+    if values.sweep
+    else (functools.partial(_compile, wanted=wanted))
+  )
+  out, fits = run(config, topology)
+  if values.out:
+    record = {"topology": values.topology, "fits": fits, **out}
+    pathlib.Path(values.out).write_text(json.dumps(record, indent=1) + "\n")
+  return 0 if fits else 1
+
+
+def _sweep(config, devices, knobs) -> tuple[dict[str, Any], bool]:
+  found = compile_sweep.run(config, spec(config, 0), devices, knobs)
+  print(compile_report.sweep(found, chips.of(devices[0])))
+  out = [compile_report.candidate(one) for one in found]
+  return {"sweep": out}, any(one.fits for one in found)
+
+
+def _compile(config, devices, wanted) -> tuple[dict[str, Any], bool]:
+  """Every policy on the whole slice; several of them planned together."""
+  chip, mesh = chips.of(devices[0]), mesh_of(config, devices)
   policies, records, fits = [], [], True
   for number in range(len(config.policies)):
     policy = ahead.plan(config, number, spec(config, number), mesh)
-    print(compile_report.head(policy, values.topology, mesh, chip), flush=True)
+    print(compile_report.head(policy, mesh, chip), flush=True)
     results = forecast.compile_all(policy, chip, len(devices), wanted, _tell)
     print(compile_report.table(policy, results, chip), flush=True)
     policies.append((policy, results))
     fits &= all(isinstance(r, forecast.Forecast) for r in results)
     records.append(compile_report.record(policy, results, chip))
-  out = {"topology": values.topology, "mesh": dict(mesh.shape)}
+  out: dict[str, Any] = {"mesh": dict(mesh.shape), "policies": records}
   if len(policies) > 1 and fits:
-    plan = compile_plan.make(config, policies, devices, chip)
+    plan = compile_plan.make(config, policies, devices, chip, wanted, _tell)
     print(compile_plan.text(plan, chip))
     out["plan"] = compile_plan.record(plan)
     fits = plan.fits
-  _write(values.out, {**out, "fits": fits, "policies": records})
-  return 0 if fits else 1
+  return out, fits
 
 
 def _config(names: Sequence[str]) -> config_lib.Config:
@@ -85,14 +100,18 @@ def _among(field: str, given: Sequence[str], allowed) -> tuple[str, ...]:
   return tuple(given)
 
 
-def _devices(topology: str) -> list[jax.Device]:
+def slice_of(topology: str) -> list[jax.Device]:
+  """Its devices, or a ConfigError."""
   try:
     return chips.devices(topology)
   except (ValueError, ImportError) as error:
     raise config_lib.ConfigError("topology", topology, str(error)) from None
 
 
-def _mesh(config, devices) -> jax.sharding.Mesh:
+def mesh_of(
+  config: config_lib.Config, devices: Sequence[jax.Device]
+) -> jax.sharding.Mesh:
+  """That of --mesh on the slice, or a ConfigError."""
   try:
     mesh = mesh_lib.make(*config.mesh, devices=devices)
   except ValueError as error:
@@ -126,11 +145,6 @@ def spec(config: config_lib.Config, number: int) -> spec_lib.Spec:
 
 def _tell(message: str) -> None:
   print(message, file=sys.stderr, flush=True)
-
-
-def _write(path: str, record) -> None:
-  if path:
-    pathlib.Path(path).write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ stands what they take if they take turns, where every device holds the state
 of all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -62,8 +62,19 @@ def make(
   policies: Sequence[tuple[ahead.Policy, Sequence[forecast.Forecast]]],
   devices: Sequence[jax.Device],
   chip: chips.Chip,
+  wanted: Collection[str] | None = None,
+  tell: Callable[[str], None] = lambda _: None,
 ) -> Plan:
-  """Plans from the forecasts of each policy alone on all devices."""
+  """Plans from the forecasts of each policy alone on all devices.
+
+  Args:
+    config: of the run.
+    policies: each with the forecasts of its programs.
+    devices: of the slice.
+    chip: each of them.
+    wanted: the programs that are compiled; None is all.
+    tell: hears what is being compiled.
+  """
   states = [_resident(policy, results) for policy, results in policies]
   turns = Turns(
     sum(states),
@@ -81,7 +92,9 @@ def make(
   allocation = allocate.plan(costs, len(devices), chip.memory, even=True)
   shares = ()
   if allocation.mode == "partition":
-    shares = tuple(_shares(config, policies, devices, chip, allocation))
+    shares = tuple(
+      _shares(config, policies, devices, chip, allocation, wanted, tell)
+    )
   return Plan(turns, turns.total <= chip.memory, allocation, shares)
 
 
@@ -112,7 +125,7 @@ def _cost(config, policy, results, state: int, devices: int) -> allocate.Cost:
   )
 
 
-def _shares(config, policies, devices, chip, allocation):
+def _shares(config, policies, devices, chip, allocation, wanted, tell):
   start = 0
   for number, ((policy, _), count) in enumerate(
     zip(policies, allocation.devices, strict=True)
@@ -122,7 +135,7 @@ def _shares(config, policies, devices, chip, allocation):
     tensor = max(1, config.mesh[2])
     mesh = mesh_lib.make(1, -1, tensor, devices=mine)
     planned = ahead.plan(config, number, policy.spec, mesh)
-    results = forecast.compile_all(planned, chip, count)
+    results = forecast.compile_all(planned, chip, count, wanted, tell)
     done = [r for r in results if isinstance(r, forecast.Forecast)]
     refused = [r for r in results if isinstance(r, forecast.TooLarge)]
     fits = not refused

@@ -17,14 +17,14 @@ Result = forecast.Forecast | forecast.TooLarge
 
 
 def head(
-  policy: ahead.Policy, topology: str, mesh: jax.sharding.Mesh, chip: chips.Chip
+  policy: ahead.Policy, mesh: jax.sharding.Mesh, chip: chips.Chip
 ) -> str:
   """What is compiled."""
   rows, shape = policy.rows, dict(mesh.shape)
   return (
     f"\n{policy.name}: {policy.parameters / 1e9:.2f} B parameters on "
-    f"{topology} ({mesh.size} devices of {chip.memory / GIB:.2f} GiB, mesh "
-    f"{','.join(f'{k}={v}' for k, v in shape.items())}), "
+    f"{mesh.size} {chip.name} devices of {chip.memory / GIB:.2f} GiB, mesh "
+    f"{','.join(f'{k}={v}' for k, v in shape.items())}, "
     f"{policy.spec.compute_dtype}, remat {policy.spec.remat}, attention "
     f"{policy.spec.attention}; an update of {rows.prompts} prompts x "
     f"{rows.samples} rows, {rows.prompt} + {rows.completion} tokens"
