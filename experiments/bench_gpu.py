@@ -27,6 +27,7 @@ from absl import flags
 
 from experiments import bench
 from experiments import flags as flags_lib
+from mrl_jax import config as config_lib
 from mrl_jax.model import arithmetic, catalog
 from mrl_jax.model import spec as spec_lib
 
@@ -201,6 +202,13 @@ def measure(
 
 def main() -> int:
   start, values = time.monotonic(), flags.FLAGS
+  shape = shape_of(values.spec, values.quick)
+  if values.microbatches < 1 or shape.prompts % values.microbatches:
+    raise config_lib.ConfigError(
+      "microbatches",
+      values.microbatches,
+      f"must divide the {shape.prompts} prompts",
+    )
   end = start + values.budget
   report = Report(values.out)
   well = True
@@ -214,7 +222,6 @@ def main() -> int:
   if rate is None:
     known = ", ".join(name for name, _ in PEAKS)
     report.add("peak", f"unknown for {kind!r}; known: {known}")
-  shape = shape_of(values.spec, values.quick)
   report.add("shape", {"model": values.spec, **dataclasses.asdict(shape)})
   flops = work(bench.model_spec(shape, values.dtype, values.remat), shape)
   tokens = shape.prompts * shape.samples * shape.completion_length

@@ -75,6 +75,7 @@ def test_rates():
 def test_it_runs_on_a_cpu_with_a_tiny_model(tmp_path):
   path = tmp_path / "out.json"
   flags = ["--spec=tiny", "--quick", "--notests", "--remat=none"]
+  flags.append("--microbatches=1")
   command = [sys.executable, "-m", "experiments.bench_gpu", *flags]
   done = runs.run([*command, f"--out={path}"])
   assert done.returncode == 0, done.stdout + done.stderr
@@ -84,6 +85,13 @@ def test_it_runs_on_a_cpu_with_a_tiny_model(tmp_path):
     assert out[name]["tokens_per_second"] > 0
     assert "of_peak" not in out[name]
     assert f"{name}: " in done.stdout
+
+
+def test_microbatches_that_do_not_fit_are_one_line():
+  command = [sys.executable, "-m", "experiments.bench_gpu", "--spec=tiny"]
+  done = runs.run([*command, "--microbatches=3"])
+  assert done.returncode == 2
+  assert done.stderr == "error: --microbatches=3: must divide the 4 prompts\n"
 
 
 def test_a_part_may_fail_and_none_is_started_late(tmp_path):

@@ -38,7 +38,18 @@ def cloud(tmp_path, repository):
 
 
 def commands(text):
-  return [shlex.split(line) for line in text.splitlines()]
+  """The words of each line; a line may go on inside of quotes."""
+  out, part = [], ""
+  for line in text.splitlines():
+    part += line
+    try:
+      out.append(shlex.split(part))
+    except ValueError:  # no closing quotation
+      part += "\n"
+    else:
+      part = ""
+  assert not part
+  return out
 
 
 def tpus(*words):
@@ -250,12 +261,16 @@ def test_dry_watch_fetch_stop_delete(cloud):
   found = dry(cloud, "fetch", "--run=a", "--out=o p")
   sync = ["gcloud", "storage", "rsync", "--recursive"]
   assert found[0] == ["mkdir", "-p", "o p/a/logs"]
-  out = ["gs://mine/a", "o p/a"]
-  assert found[1] == [*sync, "--exclude=^checkpoints/.*", *out]
+  assert found[1] == ["mkdir", "-p", "o p/a/pieces"]
+  excluded = "--exclude=^(logs|rounds|checkpoints)/.*"
+  assert found[2] == [*sync, excluded, "gs://mine/a", "o p/a"]
+  clean = "--delete-unmatched-destination-objects"
+  assert found[3] == [*sync, clean, "gs://mine/a/logs", "o p/a/pieces"]
   log = ["my-tpu:mrl_jax/logs/a.log", "o p/a/logs/worker-1.log"]
-  assert found[3] == tpus("tpu-vm", "scp", *log, "--worker=1")
+  assert found[-1] == tpus("tpu-vm", "scp", *log, "--worker=1")
   found = dry(cloud, "fetch", "--checkpoints")
-  assert found[1] == [*sync, "gs://mine/run", "runs/run"]
+  excluded = "--exclude=^(logs|rounds)/.*"
+  assert found[2] == [*sync, excluded, "gs://mine/run", "runs/run"]
   delete = tpus("queued-resources", "delete", "my-tpu", "--force")
   assert dry(cloud, "delete")[1] == delete
   delete = tpus("tpu-vm", "delete", "my-tpu")
@@ -290,7 +305,8 @@ def test_a_whole_life(cloud, tmp_path):
     assert (cloud.worker(number) / "mrl_jax/runs/a/saved").exists()
     assert len(cloud.started(number)) == 1
   cloud.run("fetch", "--run=a", f"--out={tmp_path}/got")
-  assert (tmp_path / "got/a/metrics.jsonl").exists()
+  assert (tmp_path / "got/a/config.json").exists()
+  assert (tmp_path / "got/a/metrics.jsonl").read_text() == "0\n8\n120\n"
   for number in range(2):
     log = (tmp_path / f"got/a/logs/worker-{number}.log").read_text()
     assert "at work" in log
@@ -429,12 +445,10 @@ def test_keep_goes_on_after_a_preemption(cloud):
   keep = cloud.start("keep", "--run=a", "--spot", "--", *HARD)
   until(lambda: (cloud.worker(0) / "ready").exists())
   cloud.ready()
-  for number in range(2):  # the machine and its disk are gone
-    cloud.kill(number)
-  cloud.tell(0)
+  cloud.tell(0)  # what the next start comes to
   cloud.states("SUSPENDED")
-  for number in range(2):
-    shutil.rmtree(cloud.worker(number) / "mrl_jax" / "code")
+  for number in (1, 0):  # keep looks at the first worker
+    cloud.kill(number)
   out, errors = keep.communicate(timeout=30)
   assert keep.returncode == 0, out + errors
   assert "a: finished" in errors and "lost (1 of at most 10)" in errors
@@ -443,6 +457,22 @@ def test_keep_goes_on_after_a_preemption(cloud):
   verbs = [v for v in cloud.verbs() if v.split()[1] in ("create", "delete")]
   create, delete = "queued-resources create", "queued-resources delete"
   assert verbs == [create, delete, create]
+
+
+def test_keep_sets_up_a_machine_that_is_there_and_ends_what_is_left(cloud):
+  cloud.states("ACTIVE")
+  cloud.states("READY", kind="tpu-vm")
+  keep = cloud.start("keep", "--run=a", "--", *HARD)
+  until(lambda: (cloud.worker(0) / "ready").exists())
+  cloud.ready()
+  cloud.tell(0)
+  cloud.kill(0)  # one worker alone: the machine started it again
+  out, errors = keep.communicate(timeout=30)
+  assert keep.returncode == 0, out + errors
+  assert "a: finished" in errors
+  for number in range(2):
+    until(lambda n=number: len(cloud.started(n)) == 2)
+  assert not {"queued-resources create"} & set(cloud.verbs())
 
 
 def test_keep_reports_a_run_that_fails(cloud):

@@ -63,7 +63,8 @@ case "${words[2]} ${words[3]}" in
       mkdir -p "$STUB/worker$number"
       cp "$(place "${words[4]}" "$number")" "$(place "${words[5]}" "$number")"
     done ;;
-  *) [ "$1 $2" != "storage rsync" ] || cp -r "$STUB/bucket/." "${words[3]}" ;;
+  *) [ "$1 $2" != "storage rsync" ] ||
+    cp -r "${words[2]/#gs:\/\/mine/$STUB/bucket}/." "${words[3]}" ;;
 esac
 """
 
@@ -127,11 +128,14 @@ class Cloud:
   def __init__(self, folder: pathlib.Path, repository: pathlib.Path):
     self.stub = folder / "stub"
     self.repository = repository
-    for path in ("bin", "fake", "bucket"):
+    for path in ("bin", "fake", "bucket/a/logs/metrics"):
       (self.stub / path).mkdir(parents=True)
     self.executable(self.stub / "bin" / "gcloud", GCLOUD)
     (self.stub / "fake" / "jax.py").write_text(JAX)
-    (self.stub / "bucket" / "metrics.jsonl").write_text("{}\n")
+    (self.stub / "bucket/a/config.json").write_text("{}\n")
+    for begin in (0, 8, 120):  # a log in three pieces
+      piece = self.stub / f"bucket/a/logs/metrics/{begin:015d}"
+      piece.write_text(f"{begin}\n")
     (self.stub / "calls").touch()
     self.states("NONE")
     (self.stub / "then").write_text("ACTIVE\n")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Copies a run's results here: from the bucket, else from the first worker;
-# and the log of every worker.
+# Copies a run's results here: from the bucket, as they were at its last
+# checkpoint, else from the first worker as they are; and every worker's log.
 #
 #   tpu_scripts/fetch.sh --run=sgt --out=runs
 #
@@ -11,10 +11,21 @@
 # shellcheck source-path=SCRIPTDIR source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
+# In the bucket metrics.jsonl is logs/metrics/, in pieces that are named by
+# where they begin. Pieces that a later start has replaced must not stay.
+# shellcheck disable=SC2016 # the inner shell's $1
+JOIN='for log in "$1"/pieces/*/; do
+  cat "$log"* > "$1/$(basename "$log").jsonl"
+done'
+
 from_bucket() {
-  local command=(gcloud storage rsync --recursive)
-  $CHECKPOINTS || command+=("--exclude=^checkpoints/.*")
-  run "${command[@]}" "$BUCKET/$RUN" "$OUT/$RUN"
+  local sync=(gcloud storage rsync --recursive) left='logs|rounds|checkpoints'
+  ! $CHECKPOINTS || left='logs|rounds'
+  run mkdir -p "$OUT/$RUN/pieces" &&
+    run "${sync[@]}" "--exclude=^($left)/.*" "$BUCKET/$RUN" "$OUT/$RUN" &&
+    run "${sync[@]}" --delete-unmatched-destination-objects \
+      "$BUCKET/$RUN/logs" "$OUT/$RUN/pieces" &&
+    run sh -c "$JOIN" join "$OUT/$RUN"
 }
 
 from_worker() {

@@ -15,13 +15,15 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 # Sets OUTCOME: the first worker's word for how the run is, or lost.
 look() {
-  local text try
+  local text code try
   for ((try = 1; ; try++)); do
-    if text=$(gcloud compute tpus tpu-vm ssh "$NAME" --worker=0 \
-      "--command=$(line bash "$WORKER_SCRIPT" status)" "${PLACE[@]}"); then
-      OUTCOME=${text%% *}
-      return
-    fi
+    code=0
+    text=$(gcloud compute tpus tpu-vm ssh "$NAME" --worker=0 \
+      "--command=$(line bash "$WORKER_SCRIPT" status)" "${PLACE[@]}") || code=$?
+    case $code in
+      0) OUTCOME=${text%% *} && return ;;
+      127) OUTCOME=idle && return ;; # no worker.sh: it is not set up yet
+    esac
     OUTCOME=lost
     ! is_lost || return 0
     ((try < TRIES)) || fail "$NAME: not reached by ssh in $TRIES tries"
@@ -46,7 +48,10 @@ raise() {
   fi
   if [ "$(meaning "$STATE")" = ready ]; then
     look
-    if [ "$OUTCOME" = running ]; then return; fi
+    case $OUTCOME in
+      running) return ;;
+      died) "$HERE/stop.sh" --now || return ;; # what other workers still do
+    esac
   fi
   "$HERE/create.sh" "--wait=$WAIT" "$DRY" || {
     find_state NONE

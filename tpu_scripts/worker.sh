@@ -89,7 +89,7 @@ start() { # RUN RESTARTS [KEY=VALUE ...] -- FLAGS
   done
   shift
   printf '%s' "$call" > "$SESSION/call"
-  echo "running $run" > "$SESSION/outcome"
+  record "running $run"
   cd "$ROOT/code"
   # Descriptor 9, the lock, is left to it.
   setsid nohup bash "$HERE/worker.sh" loop "$run" "$restarts" "$PYTHON" \
@@ -131,7 +131,13 @@ note() { echo "[$(date '+%F %T') $(hostname)] $*"; }
 
 ending() {
   note "$*"
-  echo "$*" > "$SESSION/outcome"
+  record "$*"
+}
+
+# At once: another may read it at any time.
+record() {
+  echo "$*" > "$SESSION/outcome.part"
+  mv "$SESSION/outcome.part" "$SESSION/outcome"
 }
 
 # Sets CODE. A signal to this shell ends a wait before its time.
@@ -150,13 +156,17 @@ await() { # PID
 }
 
 status() {
-  local outcome=idle
-  [ ! -r "$SESSION/outcome" ] || outcome=$(cat "$SESSION/outcome")
-  case $outcome in
-    running*) busy || outcome="died ${outcome#running }" ;;
-  esac
-  echo "$outcome"
+  local outcome
+  outcome=$(outcome)
+  if [[ $outcome == running* ]] && ! busy; then
+    outcome=$(outcome) # it may just have ended as it should
+    echo "${outcome/#running/died}"
+  else
+    echo "$outcome"
+  fi
 }
+
+outcome() { cat "$SESSION/outcome" 2> /dev/null || echo idle; }
 
 log() { # LINES FOLLOW
   local run
@@ -178,8 +188,8 @@ stop() { # SECONDS NOW
   fi
   if [ "$2" = true ]; then
     # Its process group is a session of its own.
-    kill -KILL -- "-$(cat "$SESSION/loop")"
-    echo "stopped $(status | cut -d ' ' -f 2-), at once" > "$SESSION/outcome"
+    kill -KILL -- "-$(cat "$SESSION/loop")" || true
+    record "stopped $(status | cut -d ' ' -f 2-), at once"
   else
     kill -TERM "$(cat "$SESSION/loop")" 2> /dev/null || true
   fi
