@@ -111,7 +111,8 @@ def levels(folder: pathlib.Path) -> None:
   me = processes.index()
   folder = folder / str(me)
   folder.mkdir(parents=True)
-  whole = {"part-0": b"zero", "part-1": b"one", "scores": b"\0\1"}
+  large = b"several pieces" * 1000
+  whole = {"part-0": b"zero", "part-1": b"one", "scores": large}
   mine = [
     whole,
     {"part-0": b"zero"},

@@ -67,11 +67,12 @@ def together(program: Callable[[], Any]) -> None:
     program()
   except BaseException as error:
     alone = not jax.distributed.is_initialized()
-    status = error.code if isinstance(error, SystemExit) else 1
-    if alone or not status:
+    leaving = isinstance(error, SystemExit)
+    if alone or (leaving and not error.code):
       raise
-    if not isinstance(error, SystemExit):
+    if not leaving:
       traceback.print_exc()
+    status = error.code if leaving and isinstance(error.code, int) else 1
     sys.stdout.flush()
     sys.stderr.flush()
     jax.distributed.shutdown()  # ends all, unless all are here
@@ -180,18 +181,27 @@ def level(folder: pathlib.Path) -> None:
   found = gathered(lambda: _digests(folder))
   for name in sorted(found[0]):  # sent in the same order by all
     if any(other.get(name) != found[0][name] for other in found):
-      data = agreed((folder / name).read_bytes)
-      if not leads():
-        (folder / name).write_bytes(data)
+      _send(folder / name, found[0][name][0])
   for name in found[index()].keys() - found[0].keys():
     (folder / name).unlink()
 
 
-def _digests(folder: pathlib.Path) -> dict[str, str]:
+def _send(path: pathlib.Path, size: int) -> None:
+  """Process 0's file to all, piece by piece: it may be a large one."""
+  with open(path, "rb" if leads() else "wb") as file:
+    for _ in range(0, size, _MOST):
+      piece = agreed(lambda: file.read(_MOST))
+      if not leads():
+        file.write(piece)
+
+
+def _digests(folder: pathlib.Path) -> dict[str, tuple[int, str]]:
+  """The size of each file, and what tells it from any other."""
   found = {}
   for path in folder.iterdir():
     with open(path, "rb") as file:
-      found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+      digest = hashlib.file_digest(file, "sha256").hexdigest()
+    found[path.name] = path.stat().st_size, digest
   return found
 
 
