@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from mrl_jax.kernels import lookup
 from mrl_jax.model import attention, flash, layers, rope
 from mrl_jax.model import cache as cache_lib
 from mrl_jax.model import spec as spec_lib
@@ -240,9 +241,7 @@ def _layers(spec: spec_lib.Spec, params: Params) -> tuple[Params, Array]:
 
 
 def _embed(spec: spec_lib.Spec, params: Params, tokens: Array) -> Array:
-  return jnp.take(params["embedding"], tokens, axis=0).astype(
-    spec.compute_dtype
-  )
+  return lookup.take(params["embedding"], tokens, spec.compute_dtype)
 
 
 def _unembedding(spec: spec_lib.Spec, params: Params) -> Array:
