@@ -66,10 +66,17 @@ def _compile(config, devices, wanted) -> tuple[dict[str, Any], bool]:
   """Every policy on the whole slice; several of them planned together."""
   chip, mesh = chips.of(devices[0]), mesh_of(config, devices)
   policies, records, fits = [], [], True
+  known: dict[Any, list[compile_report.Result]] = {}  # twins cost nothing
   for number in range(len(config.policies)):
     policy = ahead.plan(config, number, spec(config, number), mesh)
     print(compile_report.head(policy, mesh, chip), flush=True)
-    results = forecast.compile_all(policy, chip, len(devices), wanted, _tell)
+    recipe, loss = config.of("recipe", number), config.of("loss", number)
+    key = policy.spec, policy.rows, recipe, loss
+    if key not in known:
+      known[key] = forecast.compile_all(
+        policy, chip, len(devices), wanted, _tell
+      )
+    results = known[key]
     print(compile_report.table(policy, results, chip), flush=True)
     policies.append((policy, results))
     fits &= all(isinstance(r, forecast.Forecast) for r in results)
