@@ -20,6 +20,7 @@ import numpy as np
 import rich.console
 import rich.table
 from absl import flags
+from etils import epath
 
 from experiments import flags as flags_lib
 from experiments import models, tasks
@@ -28,7 +29,7 @@ from mrl_jax import config_files, measure, records
 from mrl_jax.explore import explorer
 from mrl_jax.parallel import mesh as mesh_lib
 from mrl_jax.tasks import dataset, extract, verify
-from mrl_jax.train import checkpoint, rounds
+from mrl_jax.train import bucket, checkpoint, rounds
 from mrl_jax.train import policy as policy_lib
 from mrl_jax.train import state as state_lib
 
@@ -232,6 +233,15 @@ def configured(
   return dataclasses.replace(fresh, task_args=json.dumps(arguments))
 
 
+def checkpoints_of(run: str) -> epath.Path:
+  """Where a run keeps its checkpoints: its folder, or its bucket."""
+  folder = pathlib.Path(run)
+  saved = config_files.from_dict(
+    json.loads((folder / "config.json").read_text())
+  )
+  return bucket.checkpoints(saved.bucket, folder.absolute())
+
+
 def actors(
   config: config_lib.Config, values: flags.FlagValues, mesh: jax.sharding.Mesh
 ) -> Iterator[tuple[policy_lib.Actor, Any]]:
@@ -240,8 +250,7 @@ def actors(
     for number in range(len(config.policies)):
       yield policy_lib.load_actor(config, number, mesh, values.n)
     return
-  folder = pathlib.Path(values.run) / "checkpoints"
-  with checkpoint.Checkpoints(folder) as checkpoints:
+  with checkpoint.Checkpoints(checkpoints_of(values.run)) as checkpoints:
     number = checkpoints.latest()
     if values.round is not None:
       number = checkpoint.number(values.round)

@@ -244,7 +244,7 @@ def train(
 def _encoders(config, values, mesh, initial) -> list[tuple[int, Any]]:
   """The initial policy's parameters, and those of every checkpoint."""
   found = [(0, initial)]
-  folder = pathlib.Path(values.run) / "checkpoints"
+  folder = evaluate.checkpoints_of(values.run)
   with checkpoint.Checkpoints(folder) as checkpoints:
     numbers = checkpoints.all()
   for number in numbers:

@@ -220,7 +220,11 @@ def _reduced(gradient: Array, layout: _Layout) -> Array:
       gradient, name, scatter_dimension=1, tiled=True
     )
   rest = tuple(name for name in layout.rows if name not in layout.embed)
-  return jax.lax.psum(gradient, rest) if rest else gradient
+  if rest:
+    gradient = jax.lax.psum(gradient, rest)
+  # XLA:TPU fails where it tries to move this sum out of a loop that adds up
+  # microbatches ("while_loop_all_reduce_code_motion").
+  return jax.lax.optimization_barrier(gradient)
 
 
 def _logits(h, unembedding, token, allowed, distribution, axis):

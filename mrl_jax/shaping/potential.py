@@ -24,6 +24,7 @@ from jaxtyping import Array, Bool, Float
 from safetensors import numpy as safetensors
 
 from mrl_jax.model import transformer
+from mrl_jax.parallel import processes
 
 Params = dict[str, Any]
 _SPEC, _WEIGHTS = "potential.json", "potential.safetensors"
@@ -200,7 +201,7 @@ def probe(model: transformer.Model, params: Any) -> Float[np.ndarray, "D"]:
   ids = np.arange(1, 17, dtype=np.int32)[None, :] % model.spec.vocab
   lengths = np.asarray([8], np.int32)
   states = jax.jit(model.hidden)(params, ids[:, :8], lengths, ids[:, 8:])
-  return np.asarray(states, np.float32)[0].mean(0)
+  return np.asarray(processes.fetch(states), np.float32)[0].mean(0)
 
 
 def check(found: Potential, model: transformer.Model, params: Any) -> None:

@@ -17,7 +17,7 @@ from mrl_jax import config as config_lib
 from mrl_jax import recipe_config, recipes, records
 from mrl_jax.exchange import publish
 from mrl_jax.explore import explorer
-from mrl_jax.model import hf, transformer
+from mrl_jax.model import attention, hf, transformer
 from mrl_jax.parallel import processes, sharding
 from mrl_jax.sampling import engine
 from mrl_jax.text import prompts as prompts_lib
@@ -78,8 +78,13 @@ def load_actor(
   """Reads policy `number` of the run, with its parameters on the mesh."""
   directory = config.policies[number]
   tokenizer = tokenizer_lib.load(directory)
+  platform = mesh.devices.flat[0].platform
   model, params = hf.load(
-    directory, mesh, compute_dtype=config.dtype, remat=config.remat
+    directory,
+    mesh,
+    compute_dtype=config.dtype,
+    remat=config.remat,
+    attention=attention.chosen(config.attention, platform),
   )
   actor = _actor(config, number, mesh, samples, model, tokenizer, sampler)
   return actor, params

@@ -130,7 +130,11 @@ def make_gradient(
       scores = score(params, rows, share)
       return objective(scores, rows), diagnostics.measure(scores, rows, veto)
 
-    one = jax.value_and_grad(part, has_aux=True)
+    def one(params, rows):
+      value, grads = jax.value_and_grad(part, has_aux=True)(params, rows)
+      # Where their parameters lie, before they are added to others.
+      return value, jax.tree.map(sharding.constrain, grads, model.axes)
+
     if microbatches == 1:
       (value, sums), grads = one(params, batch)
       return value, sums, grads
