@@ -205,6 +205,23 @@ def test_a_sweep_keeps_the_fewest_microbatches_that_fit(monkeypatch):
   ]
 
 
+@pytest.mark.parametrize(
+  ("topology", "count"),
+  [
+    ("v4:2x2x2", 8),
+    ("v5e:2x4", 8),
+    ("v5p:2x2x4", 16),
+    ("v6e:4x4", 16),
+    ("tpu7x:2x2x1", 8),
+  ],
+)
+def test_devices_are_as_jax_counts_them(topology, count):
+  found = chips.devices(topology)
+  assert len(found) == count
+  assert chips.of(found[0]).name == topology.split(":")[0]
+  assert mesh_lib.make(1, -1, 1, found).size == count
+
+
 def test_the_chips_memory_is_what_the_compiler_says():
   """The table against a refusal, which names it."""
   devices = chips.devices("v6e:2x4")

@@ -1,7 +1,7 @@
 """TPU generations: what one device computes, holds and moves.
 
-A device is what JAX calls one: half a chip on v4 and TPU7x, whose two cores
-are told apart, a whole chip on the others. Figures are those that Google
+A device is what JAX calls one: a whole chip, or half of one on TPU7x, whose
+two cores are told apart. Figures are those that Google
 publishes for the chip (https://cloud.google.com/tpu/docs); memory is what the
 compiler lets a program use of it, as it says where a program asks for more.
 Nothing here needs a TPU, or finds out about one.
@@ -32,7 +32,7 @@ class Chip(NamedTuple):
 # By the device's kind. The clock follows from the peak and the size of the
 # matrix units: v5e, for example, has four of 128 x 128.
 CHIPS = {
-  "TPU v4": Chip("v4", 137.5e12, int(15.25 * GIB), 614e9, 150e9, 1.05e9),
+  "TPU v4": Chip("v4", 275e12, int(30.75 * GIB), 1228e9, 300e9, 1.05e9),
   "TPU v5 lite": Chip("v5e", 197e12, int(15.75 * GIB), 819e9, 200e9, 1.5e9),
   "TPU v5": Chip("v5p", 459e12, int(95.74 * GIB), 2765e9, 600e9, 1.75e9),
   "TPU v6 lite": Chip("v6e", 918e12, int(31.25 * GIB), 1638e9, 400e9, 1.75e9),
@@ -62,10 +62,12 @@ def devices(topology: str) -> list[jax.Device]:
     ) from None
   from jax.experimental import topologies
 
+  # Its two cores are one device to JAX; the compiler's default is not that.
+  v4 = {"chip_config_name": "megacore"} if topology.startswith("v4:") else {}
   with _no_tpu_here():
     try:
       found = topologies.get_topology_desc(
-        platform="tpu", topology_name=topology
+        platform="tpu", topology_name=topology, **v4
       )
     except Exception as error:
       raise ValueError(
