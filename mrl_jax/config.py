@@ -77,6 +77,11 @@ class Config(config_fields.Methods, config_fields.Machine):
     "anew; 0: only at the start of a round.",
   )
   microbatches: int = _field(1, "Gradient accumulation steps per update.")
+  length_buckets: bool = _field(
+    False,
+    "Sort an update's groups by length; each microbatch is as wide as its own "
+    "longest completion.",
+  )
   rows: int = _field(0, "Slots, each decoding row after row; 0: one a row.")
   sampler: str = _field(
     "",

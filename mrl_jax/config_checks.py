@@ -212,6 +212,8 @@ def _check_division(config: Any) -> None:
       config.updates,
       f"must divide --prompts={config.prompts}: a group is never split",
     )
+  if config.length_buckets and config.microbatches == 1:
+    raise ConfigError("length_buckets", "true", "needs --microbatches above 1")
   prompts = config.prompts // config.updates
   if prompts % config.microbatches:
     raise ConfigError(

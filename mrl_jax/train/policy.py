@@ -26,6 +26,7 @@ from mrl_jax.train import explorers
 from mrl_jax.train import reference as reference_lib
 from mrl_jax.train import state as state_lib
 from mrl_jax.train import update as update_lib
+from mrl_jax.train import widths as widths_lib
 from mrl_jax.types import Distribution
 
 Sampler = Callable[..., engine.Generate]  # `engine.make`, or one like it
@@ -55,11 +56,12 @@ class Policy(NamedTuple):
   mesh: jax.sharding.Mesh
   shardings: state_lib.TrainState
   score: update_lib.Score
-  update: update_lib.Update
+  update: Callable  # of update.make, or of widths.make if `cut`
   initial: Any  # its parameters at the start, or None: nothing needs them
   compared: bool  # whether the loss has a KL to the initial policy
   explorer: explorer.Explorer | None
   sampler: Sampler = engine.make
+  cut: int = 0  # microbatches that have widths of their own; 0: none
   reference: reference_lib.Reference | None = None  # with its potential
 
   @property
@@ -201,7 +203,7 @@ def _policy(
     mesh=mesh,
     shardings=shardings,
     score=update_lib.make_score(actor.model, mesh, **options),
-    update=update_lib.make(
+    update=(widths_lib if config.length_buckets else update_lib).make(
       actor.model,
       make_optimizer(config, number),
       recipe.prepare,
@@ -223,6 +225,7 @@ def _policy(
       **options,
     ),
     sampler=sampler,
+    cut=config.microbatches if config.length_buckets else 0,
   )
 
 

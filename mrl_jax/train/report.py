@@ -61,7 +61,7 @@ def summarize(
   if len(reports) > 1:
     values.update(diagnostics.by_staleness(reports))
   if reports:
-    for name in ("loss", "grad_norm"):
+    for name in ("loss", "grad_norm", "padding"):
       values[name] = float(np.mean([r[name] for r in reports]))
     for name in reports[0]:
       if name.startswith("shaping/"):

@@ -22,6 +22,7 @@ from mrl_jax.parallel import processes, sharding
 from mrl_jax.sampling import engine
 from mrl_jax.train import policy as policy_lib
 from mrl_jax.train import state as state_lib
+from mrl_jax.train import widths as widths_lib
 from mrl_jax.types import Batch, Shaping
 
 
@@ -156,14 +157,35 @@ class Stage:
   ) -> tuple[state_lib.TrainState, list[dict[str, Any]]]:
     """Makes some updates, in order; returns plain reports of each."""
     place = sharding.batch(self.policy.mesh)
-    reports = []
+    reports, paddings = [], []
     with jax.set_mesh(self.policy.mesh):
       for number in numbers:
-        batch = processes.place(self._batch(number), place)
+        batch, widths = self._cut(self._batch(number))
+        paddings.append(_padding(batch, widths))
+        batch = processes.place(batch, place)
         with jax.transfer_guard("disallow"):
-          state, report = self.policy.update(state, batch, self._share)
+          state, report = self.policy.update(
+            state, batch, self._share, *((widths,) if widths else ())
+          )
         reports.append(report)
-    return state, [_plain(report) for report in processes.fetch(reports)]
+    reports = [_plain(report) for report in processes.fetch(reports)]
+    for report, padding in zip(reports, paddings, strict=True):
+      report["padding"] = padding
+    return state, reports
+
+  def _cut(self, batch: Batch) -> tuple[Batch, tuple[int, ...]]:
+    """Groups of similar length together, and the microbatches' widths."""
+    count = self.policy.cut
+    if not count:
+      return batch, ()
+    rows = np.arange(len(batch.rewards)).reshape(-1, self._share)
+    lengths = (batch.weights != 0).sum(1)[rows].max(1).tolist()
+    order = widths_lib.order(lengths, count)
+    widths = widths_lib.widths(
+      [lengths[group] for group in order], count, batch.tokens.shape[1]
+    )
+    rows = rows[order].reshape(-1)
+    return jax.tree.map(lambda x: x[rows], batch), widths
 
   def _logprobs(self, params: Any, batch: Batch) -> jax.Array:
     return self.policy.score(params, batch, self._share).logprobs
@@ -202,6 +224,13 @@ class Stage:
 
   def _path(self, number: int) -> pathlib.Path:
     return self._folder / f"scores-{number:06d}.npz"
+
+
+def _padding(batch: Batch, widths: tuple[int, ...]) -> float:
+  """The share of the completion tokens computed that are none."""
+  count, whole = batch.tokens.shape
+  width = float(np.mean(widths)) if widths else whole
+  return 1 - float((batch.weights != 0).sum()) / (count * width)
 
 
 def _blank(like: records.Rollout, name: str) -> records.Rollout:

@@ -122,38 +122,47 @@ def make_gradient(
   gradient of the whole is the sum over the microbatches. `veto` is the rule
   in the loss, for the sums alone.
   """
-  score = scorer(model, allowed, distribution)
-  objective = losses.objective(loss)
+  one = _part(model, loss, allowed, distribution, veto)
 
   def gradient(params, batch: Batch, share: int):
-    def part(params, rows: Batch):
-      scores = score(params, rows, share)
-      return objective(scores, rows), diagnostics.measure(scores, rows, veto)
-
-    def one(params, rows):
-      value, grads = jax.value_and_grad(part, has_aux=True)(params, rows)
-      # Where their parameters lie, before they are added to others.
-      return value, jax.tree.map(sharding.constrain, grads, model.axes)
-
     if microbatches == 1:
-      (value, sums), grads = one(params, batch)
-      return value, sums, grads
+      return one(params, batch, share)
     rows = split(batch, microbatches, share)
     first = jax.tree.map(lambda x: x[0], rows)
-    (_, shapes), _ = jax.eval_shape(one, params, first)
-    carry = jax.tree.map(
-      lambda x: jnp.zeros(x.shape, x.dtype), (jnp.zeros(()), shapes, params)
-    )
+    shapes = jax.eval_shape(lambda p, b: one(p, b, share), params, first)
+    carry = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
     def body(carry, rows):
-      value, sums, grads = carry
-      (v, s), g = one(params, rows)
-      grads = jax.tree.map(jnp.add, grads, g)
-      return (value + v, diagnostics.merge(sums, s), grads), None
+      return add(carry, one(params, rows, share)), None
 
     return jax.lax.scan(body, carry, rows)[0]
 
   return gradient
+
+
+def add(carry: tuple[Array, Any, Any], part: tuple[Array, Any, Any]):
+  """Losses, sums and gradients of two parts of a batch."""
+  value, sums, grads = carry
+  v, s, g = part
+  grads = jax.tree.map(jnp.add, grads, g)
+  return value + v, diagnostics.merge(sums, s), grads
+
+
+def _part(model, loss, allowed, distribution, veto) -> Gradient:
+  """The gradient of rows that are computed together."""
+  score = scorer(model, allowed, distribution)
+  objective = losses.objective(loss)
+
+  def one(params, rows: Batch, share: int):
+    def part(params):
+      scores = score(params, rows, share)
+      return objective(scores, rows), diagnostics.measure(scores, rows, veto)
+
+    (value, sums), grads = jax.value_and_grad(part, has_aux=True)(params)
+    # Where their parameters lie, before they are added to others.
+    return value, sums, jax.tree.map(sharding.constrain, grads, model.axes)
+
+  return one
 
 
 def make(
@@ -189,31 +198,8 @@ def make(
   def update(state, batch: Batch, share: int):
     shaped = diagnostics.shaping(batch)
     batch = prepare(batch)
-    value, sums, grads = gradient(state.params, batch, share)
-    norm = optax.global_norm(grads)
-    fine = jnp.isfinite(norm) & jnp.isfinite(value)
-    changes, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, changes)
-    params, opt_state = jax.tree.map(
-      lambda new, old: jnp.where(fine, new, old),
-      (params, opt_state),
-      (state.params, state.opt_state),
-    )
-    one = fine.astype(jnp.int32)
-    new = state_lib.TrainState(
-      params, opt_state, state.step + one, state.skipped + 1 - one
-    )
-    report = {
-      "loss": value,
-      "grad_norm": norm,
-      "step": new.step,
-      "skipped": new.skipped,
-      "staleness": staleness(state.step, batch),
-      "ratio_max": sums.ratio_max[Source.OWN],
-      "tokens": sums,
-      **shaped,
-    }
-    return new, report
+    found = gradient(state.params, batch, share)
+    return apply(optimizer, state, batch, found, shaped)
 
   everywhere = sharding.replicated(mesh)
   return jax.jit(
@@ -223,6 +209,49 @@ def make(
     in_shardings=(shardings, sharding.batch(mesh)),
     out_shardings=(shardings, everywhere),
   )
+
+
+def apply(
+  optimizer: optax.GradientTransformation,
+  state: state_lib.TrainState,
+  batch: Batch,
+  found: tuple[Array, Any, Any],
+  shaped: dict[str, Array],
+) -> tuple[state_lib.TrainState, dict[str, Any]]:
+  """The state after a step, or as it was if the step is not finite.
+
+  Args:
+    optimizer: of the policy.
+    state: before.
+    batch: prepared.
+    found: what a `Gradient` returns.
+    shaped: what `diagnostics.shaping` says of the batch.
+  """
+  value, sums, grads = found
+  norm = optax.global_norm(grads)
+  fine = jnp.isfinite(norm) & jnp.isfinite(value)
+  changes, opt_state = optimizer.update(grads, state.opt_state, state.params)
+  params = optax.apply_updates(state.params, changes)
+  params, opt_state = jax.tree.map(
+    lambda new, old: jnp.where(fine, new, old),
+    (params, opt_state),
+    (state.params, state.opt_state),
+  )
+  one = fine.astype(jnp.int32)
+  new = state_lib.TrainState(
+    params, opt_state, state.step + one, state.skipped + 1 - one
+  )
+  report = {
+    "loss": value,
+    "grad_norm": norm,
+    "step": new.step,
+    "skipped": new.skipped,
+    "staleness": staleness(state.step, batch),
+    "ratio_max": sums.ratio_max[Source.OWN],
+    "tokens": sums,
+    **shaped,
+  }
+  return new, report
 
 
 def staleness(step: Int[Array, ""], batch: Batch) -> Int[Array, ""]:
