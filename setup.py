@@ -48,6 +48,7 @@ setuptools.setup(
       "gguf==0.19.0",
       "hypothesis>=6.100",
       "ipykernel>=6",
+      "jax[tpu]>=0.8",  # the TPU's compiler; no TPU is needed
       "nbclient>=0.10",
       "nbformat>=5.10",
       "psutil>=6",

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.studies import waste
 from mrl_jax import compose, losses
 from mrl_jax.parallel import mesh as mesh_lib
 from mrl_jax.parallel import sharding
@@ -88,3 +89,13 @@ def test_the_update_is_that_of_one_width(shape):
     with jax.transfer_guard("disallow"):
       got = cut(state, rows, share, found)
   test_update.close(jax.device_get(got), jax.device_get(wanted))
+
+
+def test_waste_counts_what_each_layout_computes():
+  """Two groups of two rows, prompts of 8: 4, 4 and 28, 32 tokens."""
+  found = waste.layouts([[[4, 4], [28, 32]]], 8)
+  real = 2 * 8 + 4 + 4 + 28 + 32
+  assert found["one width"] == (2 * 8 + 4 * 32) / real
+  assert found["2 buckets"] == (2 * 8 + 2 * 8 + 2 * 32) / real
+  # 40 holds the row of 40, that of 36, and both of 12.
+  assert found["packed"] == 3 * 40 / real
