@@ -5,11 +5,17 @@ position): a sample does not depend on its neighbours in the batch or on the
 device count, and no key serves twice.
 """
 
+import functools
 import hashlib
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt32
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from mrl_jax.kernels import support
+from mrl_jax.parallel import sharding
+from mrl_jax.types import Distribution
 
 _CDF_BLOCK = 128
 
@@ -86,3 +92,63 @@ def draw(
   chosen = jnp.take_along_axis(x, token[:, None], axis=-1)[:, 0]
   mean = (weights * jnp.where(weights > 0, x, 0.0)).sum(-1) / total
   return token, chosen - log_total, log_total - mean
+
+
+def sample(
+  hidden: Float[Array, "B D"],
+  unembedding: Float[Array, "V D"],
+  allowed: Bool[Array, "V"],
+  distribution: Distribution,
+  uniform: Float[Array, "B"],
+) -> tuple[Int[Array, "B"], Float[Array, "B"], Float[Array, "B"]]:
+  """`draw` from the states' sampling distribution.
+
+  Where the mesh cuts the vocabulary each device keeps its part of the
+  logits: it inverts the CDF inside its own span, which one of them has.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  cut = () if mesh.empty else sharding.names("vocab", len(unembedding), mesh)
+  if not cut:
+    logits = _logits(hidden, unembedding)
+    return draw(support.adjust(logits, allowed, distribution), uniform)
+  (axis,) = cut
+  rows = sharding.names("batch", len(hidden), mesh)
+  row, part = PartitionSpec(rows or None), PartitionSpec(axis)
+  run = functools.partial(_sample_part, distribution, axis)
+  run = jax.shard_map(
+    run,
+    in_specs=(row, part, part, row),
+    out_specs=(row,) * 3,
+    check_vma=False,
+  )
+  return run(hidden, unembedding, allowed, uniform)
+
+
+def _logits(hidden, unembedding):
+  return jnp.einsum(
+    "bd,vd->bv", hidden, unembedding, preferred_element_type=jnp.float32
+  )
+
+
+def _sample_part(distribution, axis, hidden, unembedding, allowed, uniform):
+  logits = _logits(hidden, unembedding)
+  logits = support.adjust(logits, allowed, distribution, axis)
+  x = logits - support.largest(logits, axis)[:, None]
+  weights = jnp.exp(x)
+  masses = jax.lax.all_gather(weights.sum(-1), axis, axis=1)
+  ends = jnp.cumsum(masses, axis=-1)
+  total, index = ends[:, -1], jax.lax.axis_index(axis)
+  # The last part with any mass, where rounding has pushed the target past it.
+  last = masses.shape[1] - 1 - jnp.argmax(masses[:, ::-1] > 0, axis=-1)
+  part = jnp.minimum(_first_above(ends, uniform * total), last)
+  before = jnp.take_along_axis(ends - masses, part[:, None], axis=1)[:, 0]
+  share = jnp.take_along_axis(masses, part[:, None], axis=1)[:, 0]
+  inside = invert_cdf(weights, jnp.clip((uniform * total - before) / share, 0))
+  mine = part == index
+  chosen = jnp.take_along_axis(x, inside[:, None], axis=-1)[:, 0]
+  token = jnp.where(mine, inside + index * x.shape[1], 0)
+  token, chosen = jax.lax.psum((token, jnp.where(mine, chosen, 0.0)), axis)
+  log_total = jnp.log(total)
+  finite = weights * jnp.where(weights > 0, x, 0.0)
+  mean = support.total(finite, axis) / total
+  return token.astype(jnp.int32), chosen - log_total, log_total - mean

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from mrl_jax.kernels import logprobs
 from mrl_jax.model import cache as cache_lib
 from mrl_jax.model import transformer
 from mrl_jax.parallel import sharding
@@ -180,15 +179,14 @@ def _make_block(model, limit, stops, allowed, distribution):
     def step(carry):
       state, drawn = carry
       live, at = state.live, position(state)
-      logits = jnp.einsum(
-        "bd,vd->bv",
+      keys = jax.vmap(jax.random.fold_in)(state.keys, at)
+      values = draws.sample(
         state.hidden,
         unembedding,
-        preferred_element_type=jnp.float32,
+        jnp.asarray(allowed),
+        distribution,
+        jax.vmap(jax.random.uniform)(keys),
       )
-      logits = logprobs.adjust(logits, jnp.asarray(allowed), distribution)
-      keys = jax.vmap(jax.random.fold_in)(state.keys, at)
-      values = draws.draw(logits, jax.vmap(jax.random.uniform)(keys))
       columns = tuple(
         jax.lax.dynamic_update_slice(
           column,
