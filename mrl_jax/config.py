@@ -77,10 +77,10 @@ class Config(config_fields.Methods, config_fields.Machine):
     "anew; 0: only at the start of a round.",
   )
   microbatches: int = _field(1, "Gradient accumulation steps per update.")
-  length_buckets: bool = _field(
-    False,
-    "Sort an update's groups by length; each microbatch is as wide as its own "
-    "longest completion.",
+  length_buckets: int = _field(
+    0,
+    "Pieces that groups are cut into and sorted by length; each microbatch is "
+    "then as wide as its own longest completion. 0: one width for all.",
   )
   rows: int = _field(0, "Slots, each decoding row after row; 0: one a row.")
   sampler: str = _field(

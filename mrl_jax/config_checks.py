@@ -45,6 +45,7 @@ _LEAST = {
   "anchor_every": 0,
   "save_updates": 0,
   "microbatches": 1,
+  "length_buckets": 0,
   "rows": 0,
   "top_k": 0,
   "clip_low": 0.0,

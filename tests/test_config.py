@@ -26,7 +26,7 @@ def make(**changes):
     ("correction", "TIS", "allowed: none, tis_token"),
     ("samples", (1,), "at least 2"),
     ("microbatches", 7, "must divide the 32 prompts"),
-    ("length_buckets", True, "needs --microbatches above 1"),
+    ("length_buckets", 1, "needs --microbatches above 1"),
     ("updates", 5, "must divide --prompts=32"),
     ("temperature", 0.0, "above 0"),
     ("temperature", float("nan"), "above 0"),

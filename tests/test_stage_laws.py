@@ -113,7 +113,7 @@ def test_microbatches_of_their_own_widths_waste_less(char, tmp_path):
     "rounds": 1,
   }
   whole, params = train(char, tmp_path / "whole", **values)
-  cut, other = train(char, tmp_path / "cut", **values, length_buckets=True)
+  cut, other = train(char, tmp_path / "cut", **values, length_buckets=2)
   for a, b in zip(*map(jax.tree.leaves, (params, other)), strict=True):
     np.testing.assert_allclose(a, b, atol=1e-4)
   for a, b in zip(whole, cut, strict=True):

@@ -1,5 +1,7 @@
 """Microbatches of their own widths: the same update, less padding."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -96,6 +98,16 @@ def test_waste_counts_what_each_layout_computes():
   found = waste.layouts([[[4, 4], [28, 32]]], 8)
   real = 2 * 8 + 4 + 4 + 28 + 32
   assert found["one width"] == (2 * 8 + 4 * 32) / real
-  assert found["2 buckets"] == (2 * 8 + 2 * 8 + 2 * 32) / real
+  assert found["2 widths, groups in 1"] == (2 * 8 + 2 * 8 + 2 * 32) / real
   # 40 holds the row of 40, that of 36, and both of 12.
   assert found["packed"] == 3 * 40 / real
+
+
+def test_lengths_are_read_off_a_runs_rollouts(tmp_path):
+  rows = [
+    {"policy": "a", "round": 0, "prompt_id": p, "tokens": [7] * n}
+    for p, n in (("x", 3), ("x", 5), ("y", 2), ("y", 9))
+  ]
+  lines = "".join(json.dumps(row) + "\n" for row in rows)
+  (tmp_path / "rollouts.jsonl").write_text(lines)
+  assert waste.groups(tmp_path) == [[[3, 5], [2, 9]]]

@@ -4,12 +4,14 @@
 
 Reads the lengths of a run's completions, group by group, and counts the
 tokens that one update of a round computes under each layout, over those that
-are real. One width and buckets compute a prompt once for its group; packing
-puts prompt and completion of each row behind those of others, first-fit
-decreasing, in rows as long as the longest, so it computes the prompt for
-every completion. Nothing is trained: lengths are all that counts.
+are real. One width computes a prompt once for its group, and widths of their
+own once for each piece of it (--length_buckets, --microbatches). Packing puts
+prompt and completion of each row behind those of others, first-fit decreasing,
+in rows as long as the longest, so it computes the prompt for every
+completion. Nothing is trained: lengths are all that counts.
 """
 
+import itertools
 import json
 import pathlib
 from collections.abc import Sequence
@@ -26,7 +28,7 @@ from mrl_jax import collate
 from mrl_jax import config as config_lib
 from mrl_jax.train import widths
 
-MICROBATCHES = (2, 4, 8)
+PIECES, MICROBATCHES = (1, 2, 4, 8), (2, 4, 8)
 
 
 def groups(folder: pathlib.Path) -> list[list[list[int]]]:
@@ -35,7 +37,7 @@ def groups(folder: pathlib.Path) -> list[list[list[int]]]:
   for line in (folder / "rollouts.jsonl").read_text().splitlines():
     row = json.loads(line)
     round_ = rounds.setdefault((row["policy"], row["round"]), {})
-    round_.setdefault(row["prompt_id"], []).append(row["tokens"])
+    round_.setdefault(row["prompt_id"], []).append(len(row["tokens"]))
   return [list(round_.values()) for round_ in rounds.values()]
 
 
@@ -50,27 +52,19 @@ def layouts(rounds: Sequence[list[list[int]]], prompt: int) -> dict[str, float]:
 
 def _round(round_: list[list[int]], prompt: int) -> dict[str, float]:
   rows = [length for group in round_ for length in group]
-  whole = collate.bucket(max(rows))
-  prompts = len(round_) * collate.bucket(prompt)
+  whole, wide = collate.bucket(max(rows)), collate.bucket(prompt)
   real = len(round_) * prompt + sum(rows)
-  out = {"one width": (prompts + len(rows) * whole) / real}
-  longest = [max(group) for group in round_]
-  for count in MICROBATCHES:
-    if len(round_) % count == 0:
-      cut = _buckets(round_, longest, count, whole)
-      out[f"{count} buckets"] = (prompts + cut) / real
+  out = {"one width": (len(round_) * wide + len(rows) * whole) / real}
+  share = len(round_[0])
+  for pieces, count in itertools.product(PIECES, MICROBATCHES):
+    if share % pieces == 0 and len(round_) * pieces % count == 0:
+      found = widths.cut(np.asarray(rows), share, count, whole, pieces)
+      prompts = len(rows) // found.share * wide
+      computed = prompts + len(rows) * float(np.mean(found.widths))
+      out[f"{count} widths, groups in {pieces}"] = computed / real
   packed = _pack([prompt + length for length in rows], prompt + whole)
   out["packed"] = packed * (prompt + whole) / real
   return out
-
-
-def _buckets(round_, longest, count: int, whole: int) -> int:
-  """Completion tokens that are computed."""
-  order = widths.order(longest, count)
-  stand = [longest[group] for group in order]
-  cut = widths.widths(stand, count, whole)
-  rows = [len(round_[group]) for group in order]
-  return sum(cut[place % count] * number for place, number in enumerate(rows))
 
 
 def _pack(lengths: Sequence[int], capacity: int) -> int:

@@ -56,12 +56,13 @@ class Policy(NamedTuple):
   mesh: jax.sharding.Mesh
   shardings: state_lib.TrainState
   score: update_lib.Score
-  update: Callable  # of update.make, or of widths.make if `cut`
+  update: Callable  # of update.make, or of widths.make if `pieces`
   initial: Any  # its parameters at the start, or None: nothing needs them
   compared: bool  # whether the loss has a KL to the initial policy
   explorer: explorer.Explorer | None
   sampler: Sampler = engine.make
-  cut: int = 0  # microbatches that have widths of their own; 0: none
+  microbatches: int = 1
+  pieces: int = 0  # of a group, in microbatches of their own widths; 0: none
   reference: reference_lib.Reference | None = None  # with its potential
 
   @property
@@ -225,7 +226,8 @@ def _policy(
       **options,
     ),
     sampler=sampler,
-    cut=config.microbatches if config.length_buckets else 0,
+    microbatches=config.microbatches,
+    pieces=config.length_buckets,
   )
 
 

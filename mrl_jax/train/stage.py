@@ -160,32 +160,31 @@ class Stage:
     reports, paddings = [], []
     with jax.set_mesh(self.policy.mesh):
       for number in numbers:
-        batch, widths = self._cut(self._batch(number))
-        paddings.append(_padding(batch, widths))
+        batch, *more = self._cut(self._batch(number))
+        paddings.append(_padding(batch, *more[1:]))
         batch = processes.place(batch, place)
         with jax.transfer_guard("disallow"):
-          state, report = self.policy.update(
-            state, batch, self._share, *((widths,) if widths else ())
-          )
+          state, report = self.policy.update(state, batch, *more)
         reports.append(report)
     reports = [_plain(report) for report in processes.fetch(reports)]
     for report, padding in zip(reports, paddings, strict=True):
       report["padding"] = padding
     return state, reports
 
-  def _cut(self, batch: Batch) -> tuple[Batch, tuple[int, ...]]:
-    """Groups of similar length together, and the microbatches' widths."""
-    count = self.policy.cut
-    if not count:
-      return batch, ()
-    rows = np.arange(len(batch.rewards)).reshape(-1, self._share)
-    lengths = (batch.weights != 0).sum(1)[rows].max(1).tolist()
-    order = widths_lib.order(lengths, count)
-    widths = widths_lib.widths(
-      [lengths[group] for group in order], count, batch.tokens.shape[1]
+  def _cut(self, batch: Batch) -> tuple[Any, ...]:
+    """The batch, its rows of one prompt, and its microbatches' widths."""
+    policy = self.policy
+    if not policy.pieces:
+      return batch, self._share
+    found = widths_lib.cut(
+      (batch.weights != 0).sum(1),
+      self._share,
+      policy.microbatches,
+      batch.tokens.shape[1],
+      policy.pieces,
     )
-    rows = rows[order].reshape(-1)
-    return jax.tree.map(lambda x: x[rows], batch), widths
+    batch = jax.tree.map(lambda x: x[found.rows], batch)
+    return batch, found.share, found.widths
 
   def _logprobs(self, params: Any, batch: Batch) -> jax.Array:
     return self.policy.score(params, batch, self._share).logprobs
@@ -226,7 +225,7 @@ class Stage:
     return self._folder / f"scores-{number:06d}.npz"
 
 
-def _padding(batch: Batch, widths: tuple[int, ...]) -> float:
+def _padding(batch: Batch, widths: tuple[int, ...] = ()) -> float:
   """The share of the completion tokens computed that are none."""
   count, whole = batch.tokens.shape
   width = float(np.mean(widths)) if widths else whole

@@ -1,20 +1,21 @@
 """An update whose microbatches are as wide as their longest row, not as all's.
 
 The rows of an update are as wide as its longest completion. Where lengths
-differ much, most of what is computed is padding. Here an update's groups are
-sorted by length before they are split into microbatches, and each microbatch
-is cut to its own width, in quarters of the whole, so that at most four
-programs are compiled. The objective is a weighted sum whose weights are made
-before the split, so nothing but the order of its terms changes.
+differ much, most of what is computed is padding. Here an update's groups, or
+pieces of them, are sorted by length before they are split into microbatches,
+and each microbatch is cut to its own width, in quarters of the whole, so that
+at most four programs are compiled. The objective is a weighted sum whose
+weights are made before the split, so only the order of its terms changes.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 
 from mrl_jax import diagnostics
 from mrl_jax.kernels import veto as veto_lib
@@ -31,6 +32,45 @@ Update = Callable[
 ]
 PARTS = 4  # of the whole width, in which widths are told apart
 _STEP = 8  # tokens that a width is a multiple of
+
+
+class Cut(NamedTuple):
+  """How the rows of an update stand, and how wide its microbatches are."""
+
+  rows: np.ndarray  # [B], which row of the batch stands at each place
+  share: int  # rows in turn that have one prompt
+  widths: tuple[int, ...]
+
+
+def cut(
+  lengths: Int[np.ndarray, "B"],
+  share: int,
+  count: int,
+  whole: int,
+  pieces: int = 1,
+) -> Cut:
+  """Rows of similar length together.
+
+  A group is sorted by length and cut into pieces, which then go different
+  ways: its prompt is computed once for each. With one piece it stays whole.
+
+  Args:
+    lengths: of the completions, group by group.
+    share: rows of a group.
+    count: of microbatches.
+    whole: the width of the batch.
+    pieces: of a group; as many of them as divide its rows.
+  """
+  pieces = math.gcd(pieces, share)
+  groups = np.arange(len(lengths)).reshape(-1, share)
+  ranked = np.argsort(lengths[groups], axis=1, kind="stable")
+  if pieces > 1:
+    groups = np.take_along_axis(groups, ranked, axis=1)
+  groups = groups.reshape(-1, share // pieces)
+  longest = lengths[groups].max(1)
+  groups = groups[order(longest.tolist(), count)]
+  found = widths(lengths[groups].max(1).tolist(), count, whole)
+  return Cut(groups.reshape(-1), share // pieces, found)
 
 
 def order(lengths: Sequence[int], count: int) -> list[int]:
