@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mrl_jax import config as config_lib
 from mrl_jax.parallel import allocate
 from mrl_jax.parallel.allocate import Cost
+from mrl_jax.train import placement
 
 NAMES = "abcd"
 
@@ -243,3 +245,23 @@ def test_a_large_machine_is_planned_quickly():
   found = allocate.plan(costs, 512, serial=0.1)
   assert time.process_time() - start < 5
   assert sum(found.devices) == 512
+
+
+def test_shares_of_a_tpu_divide_it():
+  """Six and two would be best; the compiler takes neither six nor three."""
+  costs = [cost("a", 6.0), cost("b", 2.0)]
+  assert allocate.plan(costs, 8).devices == (6, 2)
+  even = allocate.plan(costs, 8, even=True)
+  assert even.devices == (4, 2)
+  assert even.seconds == pytest.approx(6 / 4)
+
+
+def test_a_share_that_does_not_divide_a_tpu_is_refused_at_start():
+  values = {"workdir": "w", "policies": ("a", "b", "c")}
+  config = config_lib.Config(**values, executor="partition")
+  assert placement.shares(config, 16, "cpu") == (5, 5, 5)
+  assert placement.shares(config, 16, "tpu") == (4, 4, 4)
+  config = config_lib.Config(**values, executor="partition", shares=(8, 4, 3))
+  assert placement.shares(config, 16, "cpu") == (8, 4, 3)
+  with pytest.raises(config_lib.ConfigError, match="must each divide the 16"):
+    placement.shares(config, 16, "tpu")

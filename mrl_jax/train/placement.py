@@ -17,12 +17,34 @@ from mrl_jax.train import policy as policy_lib
 from mrl_jax.train import state as state_lib
 
 
-def shares(config: config_lib.Config, devices: int) -> tuple[int, ...]:
+def shares(
+  config: config_lib.Config, devices: int, platform: str = ""
+) -> tuple[int, ...]:
   """Devices of each policy at the start.
 
+  Args:
+    config: of the run.
+    devices: how many there are.
+    platform: of them; "" is that of this machine.
+
   Raises:
-    ConfigError: more than there are.
+    ConfigError: more than there are, or a share that a TPU does not take.
   """
+  even = (platform or jax.default_backend()) == "tpu"
+  found = _shares(config, devices, even)
+  if even and any(devices % share for share in found):
+    raise config_lib.ConfigError(
+      "shares",
+      found,
+      f"must each divide the {devices} devices: a TPU's compiler takes no "
+      "other part of a slice",
+    )
+  return found
+
+
+def _shares(
+  config: config_lib.Config, devices: int, even: bool
+) -> tuple[int, ...]:
   count = len(config.policies)
   if config.shares:
     if max(config.shares) > devices:
@@ -43,7 +65,10 @@ def shares(config: config_lib.Config, devices: int) -> tuple[int, ...]:
       f"{count} policies need at least {count} devices, there are {devices}; "
       "use inline",
     )
-  return (devices // count,) * count
+  share = devices // count
+  while even and devices % share:
+    share -= 1
+  return (share,) * count
 
 
 def meshes(
@@ -118,7 +143,8 @@ def plan(
     )
   devices = jax.devices()
   limit = (devices[0].memory_stats() or {}).get("bytes_limit")
-  return allocate.plan(costs, len(devices), limit)
+  even = devices[0].platform == "tpu"
+  return allocate.plan(costs, len(devices), limit, even=even)
 
 
 def move(
