@@ -252,7 +252,7 @@ def test_shares_of_a_tpu_divide_it():
   costs = [cost("a", 6.0), cost("b", 2.0)]
   assert allocate.plan(costs, 8).devices == (6, 2)
   even = allocate.plan(costs, 8, even=True)
-  assert even.devices == (4, 2)
+  assert even.devices == (4, 4)
   assert even.seconds == pytest.approx(6 / 4)
 
 
