@@ -16,6 +16,7 @@ from jaxtyping import Array
 
 from mrl_jax.model import rope
 from mrl_jax.model import spec as spec_lib
+from mrl_jax.parallel import sharding
 
 PRODUCT = "product"  # names the matrix products with weights
 
@@ -114,15 +115,17 @@ def _project(x: Array, weight: Any, over: int = 1) -> Array:
 
   As one flat matrix product: XLA:CPU takes twice as long for the weight's
   gradient where several axes are contracted. In the stream's dtype,
-  accumulated in float32.
+  accumulated in float32; a CPU must be told so to reach its bfloat16 units,
+  elsewhere it would have devices exchange partial sums in float32.
   """
   value = weight[...].astype(x.dtype)
   lead, rest = x.shape[: x.ndim - over], value.shape[over:]
   size = math.prod(value.shape[:over])
+  kind = jnp.float32 if sharding.platform() == "cpu" else x.dtype
   out = jnp.dot(
     x.reshape(-1, size),
     value.reshape(size, -1),
-    preferred_element_type=jnp.float32,
+    preferred_element_type=kind,
   )
   # Kept for the backward pass in this dtype, not in the accumulator's.
   return checkpoint_name(out.astype(x.dtype), PRODUCT).reshape(*lead, *rest)

@@ -147,7 +147,8 @@ def _hidden(
   layer = _rematerialised(layer, spec.remat)
   carry = (_rows(embed(context)), _rows(embed(inputs)))
   _, y = jax.lax.scan(layer, carry, _layers(spec, params))[0]
-  return layers.rms_norm(y, params["norm"], spec.norm_eps)
+  y = layers.rms_norm(y, params["norm"], spec.norm_eps)
+  return sharding.constrain(y, ("batch", None, None))
 
 
 def _prefill(
@@ -250,7 +251,14 @@ def _unembedding(spec: spec_lib.Spec, params: Params) -> Array:
 
 
 def _rows(x: Array) -> Array:
-  return sharding.constrain(x, ("batch",) + (None,) * (x.ndim - 1))
+  """Pins the stream between two layers: rows, and time over the tensor axis.
+
+  So a layer's input is kept in parts for the backward pass, and its norms are
+  computed once, where each device would else have all of time (Korthikanti et
+  al. 2022, https://arxiv.org/abs/2205.05198).
+  """
+  axes = ("batch", "time", None) if x.ndim == 3 else ("batch", None)
+  return sharding.constrain(x, axes)
 
 
 def _rematerialised(layer: Callable, remat: str) -> Callable:

@@ -17,6 +17,7 @@ AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
 RULES: dict[str | None, tuple[str, ...]] = {
   "batch": ("data", "fsdp"),
+  "time": ("tensor",),
   "vocab": ("tensor",),
   "heads": ("tensor",),
   "kv_heads": ("tensor",),
