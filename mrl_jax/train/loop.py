@@ -26,6 +26,7 @@ from mrl_jax.parallel import lease, processes
 from mrl_jax.tasks import dataset, verify
 from mrl_jax.train import (
   checkpoint,
+  compilations,
   executor,
   metrics,
   replan,
@@ -207,6 +208,7 @@ def _round(
   Returns the cursor and the phases' seconds. Where the run is to stop inside
   the round the cursor stays at it, saved as far as it is.
   """
+  compiled = len(compilations.names())
   slots, after = rounds.take(run_.config, run_.policies, run_.order, cursor)
   number = cursor.round
   works = {
@@ -241,7 +243,8 @@ def _round(
       journal.save(cursor, works)
       if run_.stopping():
         return cursor, {}
-  _tell(run_, journal.log, after, works)
+  compiled = len(compilations.names()) - compiled
+  _tell(run_, journal.log, after, works, compiled)
   seconds = {name: work.seconds for name, work in works.items()}
   scales = turn.scales(works)
   return after._replace(round=number + 1, update=0, scales=scales), seconds
@@ -271,8 +274,9 @@ def _tell(
   log: metrics.Log,
   cursor: rounds.Cursor,
   works: Mapping[str, turn.Work],
+  compiled: int,
 ) -> None:
-  """Writes down a round that is over."""
+  """Writes down a round that is over, and how much all of it compiled."""
   number, shown = cursor.round, {}
   for name, work in works.items():
     if work.explored is not None:
@@ -284,7 +288,7 @@ def _tell(
       "dropped_prompts": cursor.dropped,
     }
     times = report.timings(work.seconds, work.cpu_seconds, work.generated)
-    times["devices"] = len(work.devices)
+    times |= {"devices": len(work.devices), "compilations": compiled}
     log.metrics(name, number, values)
     log.timings(name, number, times)
     log.exchange(work.decisions)
