@@ -5,9 +5,11 @@ was in when they were traced, the backward pass included: it carries the
 frames of the forward pass. So a part is a list of places in the source, and
 no scope has to be written there. An instruction that the compiler made of
 several is told by its matrix product, else by its own frames, else by those
-of what it was made of.
+of what it was made of. One without frames, as a copy into another layout,
+goes with what takes its result, or else with what it takes.
 """
 
+import collections
 import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -16,7 +18,7 @@ from mrl_jax.parallel import costs, hlo
 
 FORWARD, AGAIN, BACKWARD = "forward", "again", "backward"
 REST = "the rest"
-_FEED, _PROJECT = "feed-forward", "projections"
+_ATTENTION, _FEED, _PROJECT = "attention", "feed-forward", "projections"
 _LOGITS = "unembedding and softmax"
 _LOSS = "losses and diagnostics"
 # The first that holds for any frame counts: (file, function, part).
@@ -25,9 +27,9 @@ _PLACES = (
   ("kernels/lookup.py", "", "embedding"),
   ("sampling/draws.py", "", "drawing"),
   ("kernels/support.py", "", "drawing"),
-  ("model/attention.py", "", "attention"),
-  ("model/flash.py", "", "attention"),
-  ("model/flash_decode.py", "", "attention"),
+  ("model/attention.py", "", _ATTENTION),
+  ("model/flash.py", "", _ATTENTION),
+  ("model/flash_decode.py", "", _ATTENTION),
   ("model/rope.py", "", "norm and rope"),
   ("model/layers.py", "rms_norm", "norm and rope"),
   ("model/layers.py", "_project", _PROJECT),
@@ -50,6 +52,8 @@ PARTS = (*dict.fromkeys(part for *_, part in _PLACES), _FEED, REST)
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _PRODUCTS = ("dot", "convolution")
+# What holds arrays of several parts together.
+_JOINTS = ("tuple", "while", "conditional", "get-tuple-element", "parameter")
 
 
 class Frame(NamedTuple):
@@ -98,13 +102,10 @@ def _number(name: str, row: str) -> int:
 
 
 def _walk(number, frames, where) -> Iterator[Frame]:
-  """A frame and its callers; the outermost is its own parent, or has none."""
-  seen = set()
-  while number in frames and number not in seen:
-    seen.add(number)
+  """A frame and its callers; the text counts parents from 1 and 1 is none."""
+  while number in frames:
     yield where[_number("file_location_id", frames[number])]
-    found = re.search(r"parent_frame_id=(\d+)", frames[number])
-    number = int(found.group(1)) if found else None
+    number = _number("parent_frame_id", frames[number]) - 1
 
 
 class Program:
@@ -132,27 +133,65 @@ class Program:
     if home is None:
       return Place(REST, FORWARD, 0)
     within = self._module.computations[home]
-    instruction = within[name]
-    inner = list(self._inner(instruction))
-    made = [(instruction, within), *inner]
+    flops = sum(
+      costs.products(*pair)
+      for pair in self._made_of(within[name], within)
+      if pair[0].op in _PRODUCTS
+    )
+    told = (self._told(near, within) for near in self._near(name, within))
+    part, run = next(filter(None, told), (REST, FORWARD))
+    if flops and self._batched(within[name], within):
+      part = _ATTENTION
+    return Place(part, run, flops)
+
+  def _batched(self, instruction, within) -> bool:
+    """Whether it has products in batches; those with weights are flat."""
+    made = self._made_of(instruction, within)
+    return any("lhs_batch_dims={0" in found.text for found, _ in made)
+
+  def _near(self, name: str, within) -> Iterator[hlo.Instruction]:
+    """The instruction, what takes its result and so on, then what it takes."""
+    yield within[name]
+    for step in (self._takers(within), lambda found: found.operands):
+      waiting, seen = collections.deque([within[name]]), {name}
+      while waiting:
+        for other in step(waiting.popleft()):
+          found = within.get(other)
+          if found and other not in seen and found.op not in _JOINTS:
+            seen.add(other)
+            waiting.append(found)
+            yield found
+
+  @staticmethod
+  def _takers(within):
+    takers = collections.defaultdict(list)
+    for name, instruction in within.items():
+      for operand in instruction.operands:
+        takers[operand].append(name)
+    return lambda found: takers[found.name]
+
+  def _told(
+    self, instruction: hlo.Instruction, within: Mapping[str, hlo.Instruction]
+  ) -> tuple[str, str] | None:
+    """Its part and run by the frames that it carries, or what is in it."""
+    made = list(self._made_of(instruction, within))
     products = [pair for pair in made if pair[0].op in _PRODUCTS]
-    flops = sum(costs.products(*pair) for pair in products)
-    for found, around in (*products, *made[:1], *reversed(inner)):
+    for found, around in (*products, *made[:1], *reversed(made[1:])):
       frames = self._frames(found)
       part = part_of(frames)
       if part is not None:
         part = _FEED if self._feeds(found, around, part) else part
-        return Place(part, _run(found.text, frames), flops)
-    return Place(REST, _run(instruction.text, ()), flops)
+        return part, _run(found.text, frames)
+    return None
 
-  def _inner(self, instruction: hlo.Instruction):
-    if instruction.op != "fusion":
-      return
-    called = re.search(r"calls=%([\w.\-]+)", instruction.text).group(1)
-    computation = self._module.computations[called]
-    for found in computation.values():
-      yield found, computation
-      yield from self._inner(found)
+  def _made_of(self, instruction: hlo.Instruction, within):
+    """The instruction itself, then those of its fusion, each with its home."""
+    yield instruction, within
+    if instruction.op == "fusion":
+      called = re.search(r"calls=%([\w.\-]+)", instruction.text).group(1)
+      computation = self._module.computations[called]
+      for found in computation.values():
+        yield from self._made_of(found, computation)
 
   def _frames(self, instruction: hlo.Instruction) -> tuple[Frame, ...]:
     found = _FRAME.search(instruction.text)
