@@ -22,8 +22,8 @@ import rich.table
 from absl import flags
 from etils import epath
 
+from experiments import compilation, models, tasks
 from experiments import flags as flags_lib
-from experiments import models, tasks
 from mrl_jax import config as config_lib
 from mrl_jax import config_files, measure, records
 from mrl_jax.explore import explorer
@@ -173,6 +173,7 @@ def table(results: dict[str, dict[str, Any]]) -> None:
 def main() -> int:
   values = flags.FLAGS
   config = configured(values)
+  compilation.keep(config.compilation_cache)
   ks = _ks(values.k, values.n)
   if config.cpu_devices:
     jax.config.update("jax_num_cpu_devices", config.cpu_devices)

@@ -23,8 +23,8 @@ import uuid
 
 import jax
 
-from experiments import flags as flags_lib
 from experiments import (
+  compilation,
   models,
   plots,
   progress,
@@ -33,6 +33,7 @@ from experiments import (
   summary,
   tasks,
 )
+from experiments import flags as flags_lib
 from mrl_jax import config as config_lib
 from mrl_jax import config_files
 from mrl_jax.model import hf
@@ -45,6 +46,7 @@ from mrl_jax.train import policy as policy_lib
 
 def main() -> int:
   config = flags_lib.config()
+  compilation.keep(config.compilation_cache)
   if config.cpu_devices:
     jax.config.update("jax_num_cpu_devices", config.cpu_devices)
   if config.coordinator:

@@ -134,6 +134,11 @@ class Machine:
     "auto: pallas on a TPU.",
     allowed.ATTENTIONS,
   )
+  compilation_cache: str = field(
+    "auto",
+    "Folder or URL of compiled programs; auto: $JAX_COMPILATION_CACHE_DIR, or "
+    "in the user's cache; none.",
+  )
   coordinator: str = field(
     "",
     "One run over several processes: HOST:PORT of the first; auto: a TPU pod "

@@ -14,6 +14,7 @@ RESUMABLE = frozenset(
     "workdir",
     "rounds",
     "mesh",
+    "compilation_cache",
     "coordinator",
     "processes",
     "process_id",
