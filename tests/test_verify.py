@@ -183,10 +183,8 @@ def test_an_interrupt_leaves_nothing_behind():
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-      try:
-        pool.score([("loop", SECOND)])
-      finally:
-        done.set()
+      pool.score([("loop", SECOND)])
+    done.set()
     assert not os.path.exists(f"/proc/{pid}")
     assert outcomes(pool, ["42", "7"]) == ["correct", "wrong"]
 
